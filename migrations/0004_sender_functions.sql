@@ -1,0 +1,455 @@
+-- The sender's protocol. One shape for ever: a change of contract is a new name. Lock first, look afterwards: the row is
+-- locked in one statement and testimony looked for in a later one, whose snapshot is newer than the lock.
+
+-- The wire key of a send key, or of whatever came back from a provider. Twin of webhooks.event.wire_key.
+CREATE FUNCTION wire_key(key text, namespace text) RETURNS text
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path FROM CURRENT AS $$
+    SELECT CASE
+        WHEN key ~ CASE WHEN namespace = '' THEN '^[a-z0-9_-]{1,48}$' ELSE '^[0-9a-f]{48}$' END THEN key
+        WHEN namespace = '' THEN left(encode(sha256(convert_to(key, 'UTF8')), 'hex'), 48)
+        ELSE left(encode(sha256(convert_to(namespace, 'UTF8') || '\x00'::bytea || convert_to(key, 'UTF8')), 'hex'), 48)
+    END
+$$;
+
+-- The same with this installation's namespace.
+CREATE FUNCTION wire_key(key text) RETURNS text
+LANGUAGE sql STABLE STRICT SET search_path FROM CURRENT AS $$
+    SELECT wire_key(key, namespace) FROM installation
+$$;
+
+-- What stands for the wire key of an event without one. Twin of webhooks.event.stand_in_key.
+CREATE FUNCTION stand_in_key(feed text, message_id text) RETURNS text
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+    SELECT '~' || left(encode(sha256(convert_to(feed || E'\n' || message_id, 'UTF8')), 'hex'), 47)
+$$;
+
+-- One non-ASCII label of a domain in its ASCII form (RFC 3492).
+CREATE FUNCTION punycode(label text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
+DECLARE
+    digits CONSTANT text := 'abcdefghijklmnopqrstuvwxyz0123456789';
+    points CONSTANT int[] := ARRAY(SELECT ascii(c) FROM regexp_split_to_table(label, '') WITH ORDINALITY AS t(c, i) ORDER BY i);
+    result text := (SELECT coalesce(string_agg(chr(p), '' ORDER BY i), '') FROM unnest(points) WITH ORDINALITY AS t(p, i) WHERE p < 128);
+    basic CONSTANT int := length(result);
+    handled int := basic;
+    n int := 128;
+    delta bigint := 0;
+    bias int := 72;
+    next_n int;
+    point int;
+    q bigint;
+    k int;
+    t int;
+BEGIN
+    result := result || CASE WHEN basic > 0 THEN '-' ELSE '' END;
+    WHILE handled < cardinality(points) LOOP
+        next_n := (SELECT min(p) FROM unnest(points) AS p WHERE p >= n);
+        delta := delta + (next_n - n)::bigint * (handled + 1);
+        n := next_n;
+        FOREACH point IN ARRAY points LOOP
+            delta := delta + (point < n)::int;
+            CONTINUE WHEN point <> n;
+            q := delta;
+            k := 36;
+            LOOP
+                t := least(greatest(k - bias, 1), 26);
+                EXIT WHEN q < t;
+                result := result || substr(digits, (t + (q - t) % (36 - t))::int + 1, 1);
+                q := (q - t) / (36 - t);
+                k := k + 36;
+            END LOOP;
+            result := result || substr(digits, q::int + 1, 1);
+            delta := CASE WHEN handled = basic THEN delta / 700 ELSE delta / 2 END;
+            handled := handled + 1;
+            delta := delta + delta / handled;
+            k := 0;
+            WHILE delta > 455 LOOP
+                delta := delta / 35;
+                k := k + 36;
+            END LOOP;
+            bias := (k + 36 * delta / (delta + 38))::int;
+            delta := 0;
+        END LOOP;
+        delta := delta + 1;
+        n := n + 1;
+    END LOOP;
+    RETURN result;
+END $$;
+
+-- An address in its comparable form. Twin of webhooks.event.normal_recipient.
+CREATE FUNCTION recipient_key(address text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path FROM CURRENT AS $$
+DECLARE
+    bare text := btrim(address, E' \t\r\n');
+    domain text;
+BEGIN
+    bare := btrim(coalesce(substring(bare FROM '<([^<>]+)>$'), bare), E' \t\r\n');
+    domain := substring(bare FROM '@([^@]*)$');
+    IF bare = '' THEN
+        RETURN NULL;
+    ELSIF domain IS NULL THEN
+        RETURN bare;
+    END IF;
+    RETURN left(bare, length(bare) - length(domain)) || (
+        SELECT string_agg(CASE WHEN label ~ '^[\x01-\x7f]*$' OR length(label) > 63 THEN label
+            ELSE 'xn--' || punycode(label) END, '.' ORDER BY i)
+        FROM regexp_split_to_table(lower(domain), '\.') WITH ORDINALITY AS t(label, i));
+END $$;
+
+-- What was said of a send, by any feed, an answer or a look-up: accepted, rejected, none (something was said that proves
+-- neither), or NULL: nothing. An event without a key counts where its message id and recipient fit exactly one row.
+CREATE FUNCTION send_heard(w text, f text, recipient_key text, provider_message_id text, known_message_id text) RETURNS text
+LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
+    SELECT CASE WHEN bool_or(said = 'accepted') THEN 'accepted'
+                WHEN bool_or(said = 'rejected') THEN 'rejected'
+                WHEN count(*) > 0 THEN 'none' END
+    FROM (
+        SELECT testimony AS said FROM provider_event WHERE wire_key = $1
+        UNION ALL
+        SELECT e.testimony
+        FROM (VALUES ($4), ($5)) AS known(id)
+        JOIN provider_event e ON e.wire_key = stand_in_key($2, known.id)
+        WHERE 1 = (
+            SELECT count(*) FROM send_log l
+            WHERE l.feed = $2 AND (l.provider_message_id = known.id OR l.known_message_id = known.id)
+              AND (e.recipient IS NULL OR l.recipient_key IS NULL OR l.recipient_key = e.recipient))
+          AND (e.recipient IS NULL OR $3 IS NULL OR e.recipient = $3)
+    ) AS heard
+$$;
+
+-- The partition an event of this time belongs to. Twin of the inbox's rule.
+CREATE FUNCTION event_partition_at(at timestamptz) RETURNS timestamptz
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT CASE WHEN to_regclass('provider_event_' || to_char(at AT TIME ZONE 'UTC', 'YYYYMM')) IS NOT NULL THEN at
+                ELSE '1970-01-01 00:00:00+00'::timestamptz END
+$$;
+
+-- Refuses what would be a programming error of the sender, in one line.
+CREATE FUNCTION send_check_call(key text, feed text, options jsonb, known text[]) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path FROM CURRENT AS $$
+DECLARE
+    unknown text;
+BEGIN
+    IF key IS NULL OR key = '' OR octet_length(key) > 255 THEN
+        RAISE EXCEPTION 'a send key is text of 1 to 255 bytes, this one has %', coalesce(octet_length(key), 0)
+            USING ERRCODE = 'invalid_parameter_value';
+    ELSIF feed IS NULL OR feed !~ '^[a-z0-9][a-z0-9-]*$' THEN
+        RAISE EXCEPTION 'not a feed''s name: %', coalesce(quote_literal(feed), 'NULL') USING ERRCODE = 'invalid_parameter_value';
+    ELSIF jsonb_typeof(options) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'options must be a JSON object' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    unknown := (SELECT string_agg(name, ', ') FROM jsonb_object_keys(options) AS name WHERE name <> ALL (known));
+    IF unknown IS NOT NULL THEN
+        RAISE EXCEPTION 'unknown option: %', unknown
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'known: ' || array_to_string(known, ', ');
+    END IF;
+END $$;
+
+-- Says whether a row may stand for this send: same key and, where both are known, same content.
+CREATE FUNCTION send_is_same(row_key text, row_fingerprint text, key text, fingerprint text) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT row_key = key AND (row_fingerprint IS NULL OR fingerprint IS NULL OR row_fingerprint = fingerprint)
+$$;
+
+-- Inserts the pending row of a send unless it is there; returns whether it was inserted.
+CREATE FUNCTION send_insert(w text, key text, feed text, options jsonb) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO send_log (wire_key, send_key, feed, message_class, recipient, recipient_key, campaign, source,
+        fingerprint, payload, intended_at, not_before, expires_at, known_message_id, next_check_at)
+    VALUES (w, key, feed, coalesce(options ->> 'message_class', 'default'), options ->> 'recipient',
+        CASE WHEN options ->> 'recipient' NOT LIKE '%,%' THEN recipient_key(options ->> 'recipient') END,
+        options ->> 'campaign', options ->> 'source', options ->> 'fingerprint', options -> 'payload',
+        (options ->> 'intended_at')::timestamptz, (options ->> 'not_before')::timestamptz,
+        (options ->> 'expires_at')::timestamptz, options ->> 'known_message_id', (options ->> 'expires_at')::timestamptz)
+    ON CONFLICT (wire_key) DO NOTHING;
+    RETURN FOUND;
+END $$;
+
+-- Writes a send that is to be claimed later, in the caller's own transaction.
+-- Outcomes: enqueued, exists (the row was there already), key_reused.
+CREATE FUNCTION send_enqueue(key text, feed text, options jsonb) RETURNS TABLE (outcome text, wire_key text)
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    w text;
+    r record;
+BEGIN
+    PERFORM send_check_call(key, feed, options, ARRAY['message_class', 'recipient', 'campaign', 'source', 'not_before',
+        'expires_at', 'fingerprint', 'payload', 'known_message_id', 'intended_at']);
+    w := wire_key(key);
+    IF send_insert(w, key, feed, options) THEN
+        RETURN QUERY SELECT 'enqueued', w;
+        RETURN;
+    END IF;
+    SELECT l.send_key, l.fingerprint INTO r FROM send_log l WHERE l.wire_key = w;
+    RETURN QUERY SELECT CASE WHEN send_is_same(r.send_key, r.fingerprint, key, options ->> 'fingerprint')
+        THEN 'exists' ELSE 'key_reused' END, w;
+END $$;
+
+-- Why a pending row may not be given out now, apart from testimony: (outcome, reason, when to ask again), or no row.
+CREATE FUNCTION send_refusal(r send_log, feed text, options jsonb, submit_within interval, t timestamptz)
+RETURNS TABLE (outcome text, reason text, retry_at timestamptz)
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    hold text;
+    reached CONSTANT boolean := r.attempt > r.not_sent_attempts;
+BEGIN
+    IF r.expires_at <= t THEN
+        RETURN QUERY SELECT 'expired', 'expires_at has passed', NULL::timestamptz;
+    ELSIF r.not_before > t THEN
+        RETURN QUERY SELECT 'held', 'not_before', r.not_before;
+    ELSIF reached AND r.feed <> feed AND NOT r.may_failover THEN
+        RETURN QUERY SELECT 'other_feed', 'an attempt on ' || r.feed || ' may have been accepted', NULL::timestamptz;
+    ELSIF r.release_basis = 'same_key_retry' AND options ->> 'fingerprint' IS NULL THEN
+        RETURN QUERY SELECT 'key_reused', 'a same-key retry needs the fingerprint', NULL::timestamptz;
+    ELSIF r.retry_until < t + submit_within THEN
+        RETURN QUERY SELECT 'held', 'retry_window_over', NULL::timestamptz;
+    ELSE
+        -- A feed that may have gone back in time gives out nothing; pause and breaker stop what a pass released.
+        hold := (SELECT CASE WHEN bool_or(s.suspect_at IS NOT NULL) THEN 'suspect'
+                             WHEN bool_or(s.paused_at IS NOT NULL) THEN 'paused'
+                             WHEN bool_or(s.breaker_at IS NOT NULL) THEN 'breaker' END
+                 FROM feed_state s WHERE s.feed IN (send_refusal.feed, '*'));
+        IF hold = 'suspect' OR hold IS NOT NULL AND r.release_basis IN ('same_key_retry', 'looked_up', 'absent', 'gave_up') THEN
+            RETURN QUERY SELECT 'held', hold, NULL::timestamptz;
+        END IF;
+    END IF;
+END $$;
+
+-- What a row that is no longer pending answers a claim; no row where it is pending and may be claimed.
+CREATE FUNCTION send_standing(r send_log, key text, options jsonb, t timestamptz)
+RETURNS TABLE (outcome text, wire_key text, attempt int, fence bigint, seconds_left double precision, reason text, retry_at timestamptz)
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+BEGIN
+    IF NOT send_is_same(r.send_key, r.fingerprint, key, options ->> 'fingerprint') THEN
+        RETURN QUERY SELECT 'key_reused', r.wire_key, NULL::int, NULL::bigint, NULL::double precision,
+            CASE WHEN r.send_key = key THEN 'the content differs' ELSE 'another send key has this wire key' END, NULL::timestamptz;
+    ELSIF r.state = 'claimed' AND r.nonce = options ->> 'nonce' AND r.submit_by > t THEN
+        RETURN QUERY SELECT 'claimed', r.wire_key, r.attempt, r.fence,
+            extract(epoch FROM r.submit_by - t)::double precision, NULL, NULL::timestamptz;
+    ELSIF r.state <> 'pending' THEN
+        RETURN QUERY SELECT CASE r.state WHEN 'sent' THEN 'already_sent' WHEN 'claimed' THEN 'in_flight' ELSE 'failed' END,
+            r.wire_key, NULL::int, NULL::bigint, NULL::double precision, coalesce(r.held_reason, r.verdict_reason),
+            CASE WHEN r.state = 'claimed' THEN r.next_check_at END;
+    END IF;
+END $$;
+
+-- Takes the exclusive right to submit. Outcomes: claimed, already_sent, in_flight, failed, capped, expired, key_reused,
+-- other_feed, held, beyond_memory. Commit it before the provider is called: see send_claim_commit.
+CREATE FUNCTION send_claim(key text, feed text, options jsonb)
+RETURNS TABLE (outcome text, wire_key text, attempt int, fence bigint, seconds_left double precision, reason text, retry_at timestamptz)
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    w text;
+    r send_log;
+    refusal record;
+    heard text;
+    t timestamptz := clock_timestamp();
+    submit_within interval;
+    new_fence bigint;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'send_claim needs READ COMMITTED: an older snapshot can''t see evidence'
+            USING ERRCODE = 'invalid_transaction_state';
+    END IF;
+    PERFORM send_check_call(key, feed, options, ARRAY['message_class', 'recipient', 'campaign', 'source', 'submit_within',
+        'not_before', 'expires_at', 'fingerprint', 'payload', 'claimed_by', 'known_message_id', 'intended_at', 'nonce']);
+    submit_within := coalesce((options ->> 'submit_within')::interval, interval '60 seconds');
+    IF submit_within <= interval '0' OR submit_within > interval '1 day' THEN
+        RAISE EXCEPTION 'submit_within must lie between 0 and 1 day' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    w := wire_key(key);
+
+    SELECT * INTO r FROM send_log l WHERE l.wire_key = w;  -- a cheap refusal, without a lock
+    IF FOUND THEN
+        RETURN QUERY SELECT * FROM send_standing(r, key, options, t);
+        IF FOUND THEN RETURN; END IF;
+    ELSIF (options ->> 'intended_at')::timestamptz < t - (SELECT memory FROM installation) THEN
+        RETURN QUERY SELECT 'beyond_memory', w, NULL::int, NULL::bigint, NULL::double precision,
+            'the job is older than the guard''s memory', NULL::timestamptz;
+        RETURN;
+    ELSE
+        PERFORM send_insert(w, key, feed, options);
+    END IF;
+
+    SELECT * INTO r FROM send_log l WHERE l.wire_key = w FOR UPDATE;  -- lock
+    t := clock_timestamp();
+    RETURN QUERY SELECT * FROM send_standing(r, key, options, t);
+    IF FOUND THEN RETURN; END IF;
+
+    heard := send_heard(w, r.feed, r.recipient_key, r.provider_message_id, r.known_message_id);  -- and look
+    IF heard = 'accepted' THEN
+        UPDATE send_log l SET state = 'sent', sent_at = t, verdict_source = 'feed', verdict_reason = 'accepted',
+            next_check_at = NULL, released_at = NULL, release_basis = NULL, retry_until = NULL, held_reason = NULL,
+            held_since = NULL, updated_at = t
+        WHERE l.wire_key = w AND l.state = 'pending';
+        INSERT INTO verdict (wire_key, attempt, fence, action, reason, source, who, feed, claimed_at, submit_by)
+        VALUES (w, r.attempt, r.fence, 'sent', 'accepted', 'feed', 'send_claim', r.feed, r.claimed_at, r.submit_by);
+        RETURN QUERY SELECT 'already_sent', w, NULL::int, NULL::bigint, NULL::double precision, 'accepted', NULL::timestamptz;
+        RETURN;
+    END IF;
+
+    SELECT * INTO refusal FROM send_refusal(r, feed, options, submit_within, t);
+    IF heard IS NOT NULL THEN
+        SELECT 'held' AS outcome, CASE heard WHEN 'rejected' THEN 'rejected' ELSE 'unknown_event' END AS reason,
+            NULL::timestamptz AS retry_at INTO refusal;
+    END IF;
+    IF refusal.outcome IS NOT NULL THEN
+        -- A row that is held or expired is looked at by the next pass, which decides what becomes of it.
+        UPDATE send_log l SET next_check_at = t, updated_at = t
+        WHERE l.wire_key = w AND l.state = 'pending' AND refusal.outcome IN ('held', 'expired')
+          AND refusal.reason <> 'not_before';
+        RETURN QUERY SELECT refusal.outcome, w, NULL::int, NULL::bigint, NULL::double precision, refusal.reason, refusal.retry_at;
+        RETURN;
+    END IF;
+
+    new_fence := nextval('send_fence');
+    UPDATE send_log l SET state = 'claimed', attempt = l.attempt + 1, fence = new_fence, nonce = options ->> 'nonce',
+        feed = send_claim.feed, claimed_by = options ->> 'claimed_by', claimed_at = t,
+        first_claimed_at = coalesce(l.first_claimed_at, t), submit_by = t + submit_within, next_check_at = t + submit_within,
+        fingerprint = coalesce(l.fingerprint, options ->> 'fingerprint'), payload = coalesce(l.payload, options -> 'payload'),
+        recipient = coalesce(l.recipient, options ->> 'recipient'),
+        recipient_key = coalesce(l.recipient_key,
+            CASE WHEN coalesce(l.recipient, options ->> 'recipient') NOT LIKE '%,%' THEN recipient_key(options ->> 'recipient') END),
+        known_message_id = coalesce(l.known_message_id, options ->> 'known_message_id'), cause = NULL,
+        released_at = NULL, release_basis = NULL, retry_until = NULL, may_failover = false, told = 0,
+        held_reason = NULL, held_since = NULL, updated_at = t
+    WHERE l.wire_key = w AND l.state = 'pending';
+    RETURN QUERY SELECT 'claimed', w, r.attempt + 1, new_fence, extract(epoch FROM submit_within)::double precision,
+        NULL, NULL::timestamptz;
+END $$;
+
+-- Claims and commits by itself, so that the guard is durable before the provider is called. PostgreSQL refuses it inside
+-- a caller's transaction. It has neither SET clause nor SECURITY DEFINER (it couldn't commit), hence the qualified name.
+DO $do$ BEGIN EXECUTE format($create$
+CREATE PROCEDURE send_claim_commit(key text, feed text, options jsonb,
+    INOUT outcome text DEFAULT NULL, INOUT wire_key text DEFAULT NULL, INOUT attempt int DEFAULT NULL,
+    INOUT fence bigint DEFAULT NULL, INOUT seconds_left double precision DEFAULT NULL, INOUT reason text DEFAULT NULL,
+    INOUT retry_at timestamptz DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+BEGIN
+    SELECT c.* INTO outcome, wire_key, attempt, fence, seconds_left, reason, retry_at
+    FROM %I.send_claim(key, feed, options) AS c;
+    COMMIT;
+END $$
+$create$, current_schema()); END $do$;
+
+-- Says that the provider took the message. Stored as testimony first, whatever the row's state is: what a late sender
+-- knows is never lost. Outcomes: sent, sent_late, duplicate (another attempt was accepted too), unknown_key.
+-- Options: feed (of the attempt, where the row is gone), response (the provider's answer, JSON).
+CREATE FUNCTION send_confirm(key text, fence bigint, message_id text, options jsonb) RETURNS TABLE (outcome text, reason text)
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    w text;
+    r send_log;
+    ended verdict;
+    t timestamptz := clock_timestamp();
+BEGIN
+    PERFORM send_check_call(key, coalesce(options ->> 'feed', 'unknown'), options, ARRAY['feed', 'response']);
+    IF fence IS NULL THEN
+        RAISE EXCEPTION 'send_confirm needs the fence that send_claim gave' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    w := wire_key(key);
+    SELECT * INTO r FROM send_log l WHERE l.wire_key = w;
+    IF r.fence IS DISTINCT FROM fence THEN  -- of an earlier attempt: its release remembers what it was
+        SELECT * INTO ended FROM verdict v WHERE v.wire_key = w AND v.fence = send_confirm.fence ORDER BY v.id DESC LIMIT 1;
+    END IF;
+    INSERT INTO provider_event (feed, message_id, event_id, partition_at, occurred_at, wire_key, kind, testimony, source, attempt, fence)
+    VALUES (coalesce(options ->> 'feed', ended.feed, r.feed, 'unknown'),
+        coalesce(nullif(message_id, ''), '~answer:' || fence), 'answer:' || fence,
+        event_partition_at(CASE WHEN r.fence = fence THEN r.claimed_at ELSE ended.claimed_at END), t, w, 'sent', 'accepted', 'sender',
+        CASE WHEN r.fence = fence THEN r.attempt ELSE ended.attempt END, fence)
+    ON CONFLICT DO NOTHING;
+
+    SELECT * INTO r FROM send_log l WHERE l.wire_key = w FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT 'unknown_key', 'no row has this key; the answer is kept as testimony';
+        RETURN;
+    END IF;
+    t := clock_timestamp();
+    UPDATE send_log l SET state = 'sent', sent_at = coalesce(l.sent_at, t), answered_at = coalesce(l.answered_at, t),
+        provider_message_id = coalesce(l.provider_message_id, nullif(message_id, '')),
+        response = coalesce(l.response, options -> 'response'),
+        verdict_source = coalesce(CASE WHEN l.state = 'sent' THEN l.verdict_source END, 'sender'),
+        verdict_reason = coalesce(CASE WHEN l.state = 'sent' THEN l.verdict_reason END, 'answered'),
+        failed_at = NULL, next_check_at = NULL, released_at = NULL, release_basis = NULL, retry_until = NULL,
+        held_reason = NULL, held_since = NULL, updated_at = t
+    WHERE l.wire_key = w;
+    UPDATE release_outbox o SET cancelled_at = t WHERE o.wire_key = w AND o.delivered_at IS NULL AND o.cancelled_at IS NULL;
+    IF r.state IN ('pending', 'failed') OR r.state = 'claimed' AND r.fence <> fence THEN
+        INSERT INTO verdict (wire_key, attempt, fence, action, reason, source, who, feed, claimed_at, submit_by, message_id)
+        VALUES (w, r.attempt, fence, 'sent', 'answered late: the row was ' || r.state, 'sender', 'send_confirm', r.feed,
+            r.claimed_at, r.submit_by, nullif(message_id, ''));
+    END IF;
+    IF EXISTS (SELECT FROM provider_event e WHERE e.wire_key = w AND e.source = 'sender' AND e.testimony = 'accepted'
+               AND e.fence <> send_confirm.fence) THEN
+        RETURN QUERY SELECT 'duplicate', 'another attempt of this send was accepted too';
+    ELSIF r.state = 'claimed' AND r.fence = fence OR r.state = 'sent' AND r.fence = fence THEN
+        RETURN QUERY SELECT 'sent', NULL;
+    ELSE
+        RETURN QUERY SELECT 'sent_late', 'the row was ' || r.state;
+    END IF;
+END $$;
+
+-- The body of send_fail.
+CREATE FUNCTION send_fail_guarded(key text, fence bigint, cause text, not_sent boolean) RETURNS TABLE (outcome text, reason text)
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    w text;
+    r send_log;
+    t timestamptz;
+    why CONSTANT text := coalesce(nullif(cause, ''), 'unspecified');
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'send_fail needs READ COMMITTED: an older snapshot can''t see evidence'
+            USING ERRCODE = 'invalid_transaction_state';
+    END IF;
+    PERFORM send_check_call(key, 'unknown', '{}', '{}');
+    w := wire_key(key);
+    SELECT * INTO r FROM send_log l WHERE l.wire_key = w FOR UPDATE;  -- lock
+    t := clock_timestamp();
+    IF r.state = 'sent' THEN
+        RETURN QUERY SELECT 'sent', r.verdict_reason;
+        RETURN;
+    ELSIF r.state IS DISTINCT FROM 'claimed' OR r.fence IS DISTINCT FROM fence THEN
+        RETURN QUERY SELECT 'not_yours', coalesce('the row is ' || r.state || ' at another claim', 'no row has this key');
+        RETURN;
+    END IF;
+    IF send_heard(w, r.feed, r.recipient_key, r.provider_message_id, r.known_message_id) = 'accepted' THEN  -- and look
+        UPDATE send_log l SET state = 'sent', sent_at = t, verdict_source = 'feed', verdict_reason = 'accepted',
+            next_check_at = NULL, held_reason = NULL, held_since = NULL, cause = why, updated_at = t
+        WHERE l.wire_key = w AND l.state = 'claimed' AND l.fence = r.fence;
+        RETURN QUERY SELECT 'sent', 'accepted';
+    ELSIF not_sent THEN
+        UPDATE send_log l SET state = 'pending', not_sent_attempts = l.not_sent_attempts + 1, released_at = t,
+            release_basis = 'not_sent', next_check_at = t, held_reason = NULL, held_since = NULL, cause = why, updated_at = t
+        WHERE l.wire_key = w AND l.state = 'claimed' AND l.fence = r.fence;
+        INSERT INTO verdict (wire_key, attempt, fence, action, reason, source, who, feed, claimed_at, submit_by, note)
+        VALUES (w, r.attempt, r.fence, 'released', 'not_sent', 'sender', 'send_fail', r.feed, r.claimed_at, r.submit_by, why);
+        RETURN QUERY SELECT 'released', 'not_sent';
+    ELSIF NOT not_sent THEN
+        UPDATE send_log l SET state = 'failed', failed_at = t, verdict_source = 'sender', verdict_reason = why,
+            next_check_at = NULL, held_reason = NULL, held_since = NULL, cause = why, updated_at = t
+        WHERE l.wire_key = w AND l.state = 'claimed' AND l.fence = r.fence;
+        RETURN QUERY SELECT 'failed', why;
+    ELSE
+        UPDATE send_log l SET cause = why, updated_at = t
+        WHERE l.wire_key = w AND l.state = 'claimed' AND l.fence = r.fence;
+        RETURN QUERY SELECT 'waiting', why;
+    END IF;
+END $$;
+
+-- Says how an attempt failed: not_sent false: the provider refused it (failed); true: it never left (released);
+-- NULL: can't tell (waiting: it stays claimed, the cause is recorded). Outcomes besides: sent (somebody testified that
+-- it was accepted), not_yours (another attempt runs, or none).
+-- (In plpgsql an argument and a column of the result can't share the name `reason`, hence the two functions.)
+CREATE FUNCTION send_fail(key text, fence bigint, reason text, not_sent boolean) RETURNS TABLE (outcome text, reason text)
+LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
+    SELECT * FROM send_fail_guarded($1, $2, $3, $4)
+$$;

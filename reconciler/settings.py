@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All settings: names, meanings, defaults, and the checks that refuse a configuration before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
+from datetime import timedelta
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from reconciler.policy import Rules
+from reconciler.settings_sources import ConfigError, Key, Written, read_settings, variable_of
+from reconciler.settings_values import (
+    Context,
+    DatabaseUrl,
+    Duration,
+    FeedSecret,
+    HttpUrl,
+    Number,
+    OneOrMany,
+    RelativePath,
+    Size,
+    Tolerance,
+    Whole,
+    without_password,
+)
+from reconciler.units import format_duration
+from webhooks.provider import Feed
+
+__all__ = ["ConfigError", "Settings", "load_settings"]
+
+_FEED_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII)
+_SHORTEST_SECRET: Final = 6
+"""Shorter secrets are not looked for in log lines: they would blot out half of each."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+def default_data_dir(environ: Mapping[str, str]) -> Path:
+    """Return the XDG data home's `esp-reconciler`, or a folder in the current directory where there is no home."""
+    data_home = environ.get("XDG_DATA_HOME", "")
+    if data_home.startswith("/"):
+        return Path(data_home) / "esp-reconciler"
+    home = environ.get("HOME")
+    return Path(home) / ".local/share/esp-reconciler" if home else Path("esp-reconciler-data")
+
+
+class DatabaseSettings(_Section):
+    """The PostgreSQL to use. Without `url` an embedded one keeps its files in `data_dir`."""
+
+    url: DatabaseUrl | None = Field(default=None, repr=False)
+    direct_url: DatabaseUrl | None = Field(default=None, repr=False)
+    """For migrations and LISTEN, where `url` leads through a transaction pooler."""
+    data_dir: RelativePath = Field(default_factory=lambda: default_data_dir(os.environ))
+    pool_min_size: Whole = Field(default=1, ge=0, le=1000)
+    pool_max_size: Whole = Field(default=10, ge=1, le=1000)
+
+
+class ReceiverSettings(_Section):
+    """The HTTP side."""
+
+    host: str = "127.0.0.1"
+    port: Whole = Field(default=8080, ge=0, le=65535)
+    public_url: HttpUrl | None = None
+    """What providers see, without the path."""
+    max_body: Size = Field(default=25_000_000, ge=1000)
+    """Greatest body of a delivery, in bytes after inflation."""
+    queue_events: Whole = Field(default=20_000, ge=1)
+    """Events that may wait for the database before deliveries are put off."""
+    queue_bytes: Size = Field(default=64_000_000, ge=1000)
+
+    @field_validator("public_url")
+    @classmethod
+    def _without_slash(cls, url: str | None) -> str | None:
+        return url.rstrip("/") if url else url
+
+
+class RuleSettings(_Section):
+    """The rules of release. A feed's or class's own ones count only where they were written (`Settings.rules_for`)."""
+
+    grace: Duration = timedelta(minutes=15)
+    """How long after `submit_by` silence is not yet judged."""
+    give_up_after: Duration = timedelta(hours=24)
+    max_risk: Number = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
+    """Greatest acceptable probability that a release duplicates a message."""
+    max_attempts: Whole = Field(default=5, ge=1)
+    submit_within: Duration = Field(default=timedelta(seconds=60), gt=timedelta(0))
+    """How long a claimant may take to submit, from its claim."""
+    same_key_retry: bool = True
+    retry_backoff: Duration = timedelta(seconds=30)
+    late_window: Duration = timedelta(days=7)
+    """How long evidence is still looked for after a failure."""
+    on_unknown: Literal["hold", "fail", "release"] = "hold"
+    """What becomes of a send that nobody could testify of until `give_up_after`."""
+
+
+class FeedSettings(RuleSettings):
+    """One configured source of provider events."""
+
+    provider: str
+    secrets: OneOrMany[FeedSecret] = Field(default=(), repr=False)
+    tolerance: Tolerance = None
+    """Greatest age of a signed timestamp, or "off"; None: the provider's default."""
+    signed_url: HttpUrl | None = None
+    topics: OneOrMany[str] = ()
+    certificates: RelativePath | None = None
+    queue_url: HttpUrl | None = None
+    endpoint_url: HttpUrl | None = None
+
+    @field_validator("provider")
+    @classmethod
+    def _is_known(cls, name: str, info: ValidationInfo) -> str:
+        known = info.context.providers if info.context else None
+        if known is not None and name not in known:
+            meant = _meant(name, known)
+            raise ValueError(f'knows no provider "{name}"{meant or f": one of {", ".join(sorted(known))}"}')
+        return name
+
+
+class ClassSettings(RuleSettings):
+    """What holds for one message class."""
+
+    failover: bool = False
+    """Whether a retry may go to another feed once each feed with an attempt out says ABSENT."""
+
+
+class ReconcileSettings(_Section):
+    """The scheduler of passes."""
+
+    every: Duration = Field(default=timedelta(seconds=15), gt=timedelta(0))
+
+
+class LogSettings(_Section):
+    """What is logged, and how. `auto`: for people on a terminal, else JSON."""
+
+    format: Literal["auto", "json", "console"] = "auto"
+    level: Literal["debug", "info", "warning", "error", "critical"] = "info"
+
+
+def _feed_name(name: str) -> str:
+    if not _FEED_NAME.fullmatch(name):
+        raise ValueError("is no name of a feed: use lower-case letters, digits and hyphens, as in sendgrid-main")
+    return name
+
+
+class Settings(_Section):
+    """All settings, checked and frozen. Made by `load_settings`; `Settings()` holds the defaults."""
+
+    database: DatabaseSettings = DatabaseSettings()
+    receiver: ReceiverSettings = ReceiverSettings()
+    feeds: dict[Annotated[str, AfterValidator(_feed_name)], FeedSettings] = Field(default_factory=dict)
+    rules: RuleSettings = RuleSettings()
+    classes: dict[str, ClassSettings] = Field(default_factory=dict)
+    reconcile: ReconcileSettings = ReconcileSettings()
+    log: LogSettings = LogSettings()
+
+    def rule_settings_for(self, feed: str, message_class: str) -> RuleSettings:
+        """Return every rule that holds for a message class on a feed: defaults < rules < feed < class.
+
+        Feeds and classes that are not (or no longer) configured have just the general rules.
+        """
+        general = {name: getattr(self.rules, name) for name in RuleSettings.model_fields}
+        return RuleSettings.model_construct(
+            **general, **{}
+        ).model_copy(update={**_own_rules(self.feeds.get(feed)), **_own_rules(self._class(message_class))})
+
+    def rules_for(self, feed: str, message_class: str) -> Rules:
+        """Return the rules by which a claim of a message class on a feed is decided."""
+        held = self.rule_settings_for(feed, message_class)
+        return Rules(**{field.name: getattr(held, field.name) for field in fields(Rules)})
+
+    def failover_for(self, message_class: str) -> bool:
+        """Say whether a message class may be retried on another feed."""
+        found = self._class(message_class)
+        return found is not None and found.failover
+
+    def _class(self, message_class: str) -> ClassSettings | None:
+        # A class that only the environment names comes with hyphens, whatever the sender writes.
+        return self.classes.get(message_class) or self.classes.get(message_class.replace("_", "-"))
+
+    def webhook_feed(self, name: str, default_tolerance: timedelta | None) -> Feed:
+        """Return a feed as its provider's file needs it. The provider's default tolerance holds where none is set."""
+        feed = self.feeds[name]
+        tolerance = default_tolerance if feed.tolerance is None else feed.tolerance
+        return Feed(
+            name=name,
+            provider=feed.provider,
+            secrets=feed.secrets,
+            tolerance=None if tolerance == "off" else tolerance,
+            signed_url=feed.signed_url,
+            topics=feed.topics,
+            certificates=str(feed.certificates) if feed.certificates else None,
+        )
+
+    def masked(self) -> dict[str, Any]:
+        """Return all settings as one may show them: secrets and passwords as `***`, durations as people write them."""
+        return _shown(self, only_written=False)
+
+    def secret_values(self) -> list[str]:
+        """Return what must never reach a log line: whole secrets, and the password in a credential or URL."""
+        whole = [secret for feed in self.feeds.values() for secret in feed.secrets]
+        parts = [re.split(r"[:=]", secret)[-1] for secret in whole]
+        urls = filter(None, (self.database.url, self.database.direct_url))
+        passwords = [url.partition("://")[2].rpartition("@")[0].partition(":")[2] for url in urls]
+        return [value for value in (*whole, *parts, *passwords) if len(value) >= _SHORTEST_SECRET]
+
+    def warnings(self) -> list[str]:
+        """Return what is allowed and yet probably not meant, one line each."""
+        return [*self._open_ends(), *self._odd_rules()]
+
+    def _open_ends(self) -> Iterator[str]:
+        for name, feed in self.feeds.items():
+            if not (feed.secrets or feed.topics or feed.queue_url):
+                what = "secrets or topics" if feed.provider == "ses" else "secrets"
+                yield f"feeds.{name}: has no {what}, so every delivery is refused: set feeds.{name}.secrets"
+
+    def _odd_rules(self) -> Iterator[str]:
+        places = {"rules": self.rules, **{f"feeds.{name}": self.rules_of_feed(name) for name in self.feeds}}
+        for place, rules in places.items():
+            if rules.give_up_after < rules.grace:
+                yield f"{place}: give_up_after is shorter than grace, so grace decides: raise give_up_after"

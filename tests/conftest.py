@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A PostgreSQL of the test session's own, and for each test that asks a fresh, migrated database in it.
+
+Session fixtures do their asynchronous work with ``asyncio.run``: each test has an event loop of its own, and nothing
+of asyncpg may outlive the loop it was made on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from reconciler.migrate import migrate
+from reconciler.postgres import EmbeddedPostgres
+
+MEMORY = Path("/dev/shm")  # noqa: S108 - a database there is about eight times as quick to copy
+PREFIX = "esp-reconciler-tests-"
+TEMPLATE = "template_of_tests"
+
+
+def _sweep(parent: Path) -> None:
+    """Stop and remove what a killed test session left behind; a living one is younger or holds its lock."""
+    for root in parent.glob(f"{PREFIX}*"):
+        if root.stat().st_uid == os.getuid() and root.stat().st_mtime < time.time() - 300 and EmbeddedPostgres(root).stop():
+            shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def pg() -> Iterator[EmbeddedPostgres]:
+    """The session's server; `pg.log_file` is its log."""
+    parent = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    _sweep(parent)
+    root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    server = EmbeddedPostgres(root, fast=True)
+    server.start()
+    yield server
+    server.stop()
+    shutil.rmtree(root, ignore_errors=True)
+
+
+async def _execute(dsn: str, statement: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture(scope="session")
+def template(pg: EmbeddedPostgres) -> str:
+    """The name of a database that holds the real migrations and no rows."""
+    asyncio.run(_execute(pg.dsn(), f"CREATE DATABASE {TEMPLATE}"))
+    asyncio.run(migrate(pg.dsn(TEMPLATE)))
+    return TEMPLATE
+
+
+@pytest.fixture
+async def empty_dsn(pg: EmbeddedPostgres) -> AsyncIterator[str]:
+    """The URL of a fresh database without any migration."""
+    name = f"t_{uuid.uuid4().hex[:16]}"
+    await _execute(pg.dsn(), f"CREATE DATABASE {name}")
+    yield pg.dsn(name)
+    await _execute(pg.dsn(), f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+async def dsn(pg: EmbeddedPostgres, template: str) -> AsyncIterator[str]:
+    """The URL of a fresh, migrated database; the same one that `db` is a pool of."""
+    name = f"t_{uuid.uuid4().hex[:16]}"
+    await _execute(pg.dsn(), f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
+    yield pg.dsn(name)
+    await _execute(pg.dsn(), f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+async def db(dsn: str) -> AsyncIterator[asyncpg.Pool]:
+    """A pool on a fresh, migrated database."""
+    pool = await asyncpg.create_pool(dsn, min_size=1, max_size=10)
+    yield pool
+    await asyncio.wait_for(pool.close(), 10)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the receiver asks of a provider, and the vocabulary in which a provider's file answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from webhooks.event import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One request as it arrived: header names are lower-case, the body is inflated but otherwise exact."""
+
+    body: bytes
+    headers: Mapping[str, str]
+    method: str = "POST"
+    query: str = ""
+    """The raw query string, without the question mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One configured source of provider events, as a provider's file needs to know it."""
+
+    name: str
+    provider: str
+    secrets: tuple[str, ...] = ()
+    """What verifies deliveries; any one of them is enough (rotation). None: every delivery is refused."""
+    tolerance: timedelta | None = None
+    """Greatest age of a signed timestamp; None: age is not checked. (The provider's default is filled in before.)"""
+    signed_url: str | None = None
+    topics: tuple[str, ...] = ()
+    certificates: str | None = None
+    """Folder of pinned SNS signing certificates (SES only)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The delivery is the provider's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The delivery is not proved to be the provider's: it is answered 401 and counted under `reason`.
+
+    `reason` is a short stable word for counters (`signature`, `missing`, `stale`, `no_secret`, `topic` ...);
+    `hint` is one line for the person who configures the feed, free of secrets and recipients.
+    """
+
+    reason: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """We could not find out (a certificate could not be fetched): the provider must deliver again."""
+
+    reason: str
+
+
+Verdict = Verified | Refused | Later
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What one delivery holds. A control message (ping, validation sentence) has no events and names itself."""
+
+    events: Sequence[Event] = ()
+    control: str | None = None
+    """A short stable word for a message that is no event (`ping`, `subscription_confirmation`, `topic_validation`)."""
+    confirm_url: str | None = None
+    """A URL that the receiver must GET once to complete a handshake; already checked by `verify`."""
+    anomalies: Mapping[str, int] = field(default_factory=dict)
+    """Oddities that are counted, by a short stable word (`duplicate_keys`, `damaged`)."""
+
+
+class BadPayload(ValueError):
+    """The body is not this provider's format: answered 400. The text is one line without personal data."""
+
+
+class Fetch(Protocol):
+    """GET a URL without following redirects and return the body; raises FetchError."""
+
+    def __call__(self, url: str, *, max_bytes: int = 65_536) -> Awaitable[bytes]: ...
+
+
+class FetchError(Exception):
+    """The URL could not be fetched; the text says why in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What to merge into a provider's API call (or SMTP message) so that the wire key comes back in its events."""
+
+    body: Mapping[str, object] = field(default_factory=dict)
+    """To be merged deeply into the JSON or form body."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """HTTP request headers (native idempotency key)."""
+    smtp_headers: Mapping[str, str] = field(default_factory=dict)
+    """Message headers for submission by SMTP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a provider promises and how it behaves, printed by `reconciler providers`. Each text names its source."""
+
+    title: str
+    key_slot: str
+    """Where our key goes and where it comes back."""
+    first_evidence: str
+    """The earliest event that proves acceptance."""
+    event_id: str
+    """What identifies an event."""
+    authentication: str
+    redelivery: str
+    """How long and how often it delivers again, so: how long the receiver may be down."""
+    look_up: str
+    registration: str
+    """How its webhook is registered."""
+    sources: str
+    same_key_window: timedelta | None = None
+    """How long the provider keeps our native idempotency key; None: it keeps none."""
+    tolerance: timedelta | None = None
+    """Default greatest age of a signed timestamp; None: age is not checked."""
+    busy_status: int = 503
+    """The answer that makes this provider deliver again when we can't store."""
+    refused_status: int = 401
+    """The answer to a delivery with a missing or wrong signature."""
+    key_is_echoed_in: str = "every event"
+    first_event_is_delivery: bool = False
+    """True where no event comes before the recipient's server answered, so that absence means less."""
+
+
+class Provider(Protocol):
+    """All that is known of one provider. Each lives in one file of `webhooks/providers` as `PROVIDER`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def facts(self) -> Facts: ...
+
+    def stamp(self, wire_key: str) -> Stamp:
+        """Return what makes the wire key come back in this provider's events."""
+        ...
+
+    async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:
+        """Say whether the delivery is the provider's. Never raises for hostile input."""
+        ...
+
+    def parse(self, delivery: Delivery) -> Parsed:
+        """Return the events of a verified delivery. Pure. Raises BadPayload if nothing of it can be read."""
+        ...
+
+    def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
+        """Return a signed example delivery of the given event kind, for `reconciler trigger`.
+
+        Raises NoSample with one line that says why there is none (an asymmetric scheme, an unknown kind).
+        """
+        ...
+
+
+class NoSample(ValueError):
+    """No example delivery can be made; the text says why in one line."""
+
+
+Clock = Callable[[], datetime]

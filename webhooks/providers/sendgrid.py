@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Twilio SendGrid, v3 Mail Send and the Event Webhook.
+
+The Event Webhook posts JSON arrays of up to 768 KB, one flat object an event and recipient, with our custom argument
+among the provider's own fields.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from webhooks import payload
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
+from webhooks.provider import (
+    BadPayload,
+    Delivery,
+    Facts,
+    Fetch,
+    Feed,
+    NoSample,
+    Parsed,
+    Refused,
+    Stamp,
+    Verdict,
+)
+from webhooks.signature import (
+    carries_credential,
+    credential_headers,
+    credential_only,
+    decode_base64,
+    ecdsa_public_key,
+    ecdsa_sha256_matches,
+    judge_age,
+    octets,
+    signing_secrets,
+)
+
+FACTS: Final = Facts(
+    title="Twilio SendGrid (v3 Mail Send, Event Webhook)",
+    key_slot=(
+        "custom_args.send_key, of the message or of a personalization (SMTP: unique_args in X-SMTPAPI); comes back at"
+        " the top level of each event as send_key. Arguments named like a field of the event vanish"
+        " [sendgrid/docs for-developers/tracking-events/event.md]"
+    ),
+    first_evidence=(
+        "processed: received and ready to be delivered; known to go missing while later events arrive"
+        " [sendgrid/sendgrid-python#560]"
+    ),
+    event_id=(
+        "sg_event_id; missing on some unsubscribe events [sendgrid/docs#2862], reported to change when an event is"
+        " posted again [sendgrid/sendgrid-nodejs#1435]"
+    ),
+    authentication=(
+        "ECDSA P-256 with SHA-256 over the timestamp header and the raw body, X-Twilio-Email-Event-Webhook-Signature"
+        " and -Timestamp; secrets: the public keys shown by the settings; off unless switched on, turning it off and on"
+        " makes a new key without overlap [sendgrid/docs getting-started-event-webhook-security-features.md]"
+    ),
+    redelivery=(
+        "at growing intervals for 24 hours until any 2xx [sendgrid/docs troubleshooting.md]; the same event three times"
+        " on average and 46 times at worst was measured [sendgrid/docs#2933]"
+    ),
+    look_up=(
+        "not by our key: POST /v3/logs by recipient, subject, category or time (30 days, no paging), then custom_args"
+        " of GET /v3/logs/{sg_message_id} [twilio/sendgrid-oai tsg_logs_v3]"
+    ),
+    registration=(
+        "POST /v3/user/webhooks/event/settings, then PATCH .../settings/signed/{id} {enabled: true} answers the public"
+        " key [twilio/sendgrid-oai tsg_webhooks_v3]"
+    ),
+    sources=(
+        "github.com/sendgrid/docs, github.com/twilio/sendgrid-oai (2026-01), github.com/sendgrid/sendgrid-python"
+        " helpers/eventwebhook, twilio.com/docs/sendgrid"
+    ),
+    key_is_echoed_in=(
+        "every event but asynchronous bounces (no id, no arguments: sendgrid/docs#5177) and some unsubscribe events"
+    ),
+)
+
+SIGNATURE_HEADER: Final = "x-twilio-email-event-webhook-signature"
+TIMESTAMP_HEADER: Final = "x-twilio-email-event-webhook-timestamp"
+
+KINDS: Final = MappingProxyType(
+    {
+        "processed": (Kind.QUEUED, Testimony.ACCEPTED),
+        "dropped": (Kind.REJECTED, Testimony.REJECTED),
+        "delivered": (Kind.DELIVERED, Testimony.ACCEPTED),
+        "deferred": (Kind.DEFERRED, Testimony.ACCEPTED),
+        "bounce": (Kind.BOUNCED, Testimony.ACCEPTED),  # also what is shown as "blocked"
+        "open": (Kind.OPENED, Testimony.ACCEPTED),
+        "click": (Kind.CLICKED, Testimony.ACCEPTED),
+        "spamreport": (Kind.COMPLAINED, Testimony.ACCEPTED),
+        "unsubscribe": (Kind.UNSUBSCRIBED, Testimony.ACCEPTED),
+        "group_unsubscribe": (Kind.UNSUBSCRIBED, Testimony.ACCEPTED),
+        "group_resubscribe": (Kind.SUBSCRIBED, Testimony.ACCEPTED),
+        "account_status_change": (Kind.UNKNOWN, Testimony.NONE),
+    }
+)
+"""What each value of `event` means and proves [twilio.com/docs/sendgrid/for-developers/tracking-events/event]."""
+
+_UNKNOWN: Final = (Kind.UNKNOWN, Testimony.NONE)
+_MILLISECONDS: Final = 100_000_000_000  # no timestamp in seconds is that large; marketing samples show milliseconds
+_TELLS_APART: Final = ("type", "url", "url_offset", "attempt", "asm_group_id", "useragent", "ip", "reason", "response")
+
+
+class _Fields(msgspec.Struct, gc=False):
+    """The fields that are read of every event, in the types they usually have."""
+
+    event: str | None = None
+    email: str | None = None
+    timestamp: int | float | str | None = None
+    sg_event_id: str | None = None
+    sg_message_id: str | None = None
+    send_key: str | None = None
+    reason: str | None = None
+    response: str | None = None
+
+
+_FIELDS: Final = msgspec.json.Decoder(_Fields)
+_IDENTIFYING: Final = tuple(
+    f'"{name}"'.encode() for name in ("event", "email", "timestamp", "sg_event_id", "sg_message_id", "send_key")
+)
+
+
+def stamp(wire_key: str) -> Stamp:
+    """Return the custom argument that makes the key come back; there is no native idempotency key."""
+    return Stamp(
+        body={"custom_args": {"send_key": wire_key}},
+        smtp_headers={"X-SMTPAPI": msgspec.json.encode({"unique_args": {"send_key": wire_key}}).decode()},
+    )
+
+
+def verify(delivery: Delivery, feed: Feed, now: datetime) -> Verdict:
+    """Judge the signature against each of the feed's public keys, or the credential that the request carries."""
+    keys = [key for key in signing_secrets(feed.secrets) if ecdsa_public_key(key)]
+    if not keys or carries_credential(delivery, feed.secrets):
+        return credential_only(delivery, feed.secrets, "the webhook's public key")
+    timestamp, encoded = delivery.headers.get(TIMESTAMP_HEADER), delivery.headers.get(SIGNATURE_HEADER)
+    if not timestamp or not encoded:
+        return Refused("missing", "not signed: switch on Signature Verification in SendGrid's Event Webhook settings")
+    signature, message = decode_base64(encoded.strip()), octets(timestamp) + delivery.body
+    if not signature or not any(ecdsa_sha256_matches(key, signature, message) for key in keys):
+        return Refused("signature", "no public key of the feed fits; switching signing off and on makes a new one")
+    return judge_age(timestamp, now, feed.tolerance)
+
+
+def parse(delivery: Delivery) -> Parsed:
+    """Return one event for each element; one that can't be read is kept as unknown and counted as `damaged`."""
+    elements = payload.split(delivery.body)
+    anomalies: dict[str, int] = {}
+    if _each_name_once(delivery.body, len(elements)):
+        events = [_event(raw, anomalies) for raw in elements]
+    else:
+        events = [_event_with_doubled_names(raw, anomalies) for raw in elements]
+    return Parsed(events, anomalies=anomalies)
+
+
+def _each_name_once(part: bytes, events: int) -> bool:
+    # Counting is much cheaper than a parser that notices doubled names; a wrong alarm only costs time.
+    return all(part.count(name) == events for name in _IDENTIFYING)
+
+
+def _event_with_doubled_names(raw: bytes, anomalies: dict[str, int]) -> Event:
+    if all(raw.count(name) <= 1 for name in _IDENTIFYING) or not (first := payload.has_doubled_names(raw)):
+        return _event(raw, anomalies)
+    anomalies["duplicate_keys"] = anomalies.get("duplicate_keys", 0) + 1
+    return _built(_picked(first), raw)
+
+
+def _event(raw: bytes, anomalies: dict[str, int]) -> Event:
+    try:
+        return _built(_FIELDS.decode(raw), raw)
+    except (msgspec.DecodeError, RecursionError):
+        pass  # a field of an odd type, or odd characters
+    try:
+        return _built(_picked(payload.load_object(raw)), raw)
+    except BadPayload:
+        anomalies["damaged"] = anomalies.get("damaged", 0) + 1
+        return Event(kind=Kind.UNKNOWN, testimony=Testimony.NONE, message_id=None, event_id=_hash(raw), raw=raw)
+
+
+def _picked(value: dict[str, object]) -> _Fields:
+    return _Fields(**{name: payload.text_at(value, name) for name in _Fields.__struct_fields__})
+
+
+def _built(fields: _Fields, raw: bytes) -> Event:
+    kind, testimony = KINDS.get(fields.event or "", _UNKNOWN)
+    message_id = (fields.sg_message_id or "").partition(".")[0]
+    return Event(
+        kind=kind,
+        testimony=testimony,
+        message_id=bounded_id(message_id) if message_id else None,
+        event_id=bounded_id(fields.sg_event_id) if fields.sg_event_id else _derived(fields, raw),
+        send_key=fields.send_key or None,
+        recipient=fields.email or None,
+        occurred_at=_time(fields.timestamp),
+        reason=payload.short(fields.reason or fields.response),
+        raw=raw,
+    )

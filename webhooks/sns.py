@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Amazon SNS over HTTPS: is this envelope signed by AWS for one of our topics, and may its subscription be confirmed?
+
+Sources: Amazon SNS developer guide, "Verifying the signatures of Amazon SNS messages" and "HTTP/HTTPS headers".
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.hashes import SHA1, SHA256, HashAlgorithm
+from cryptography.x509 import load_pem_x509_certificate
+
+from webhooks.payload import iso_time, load_object
+from webhooks.provider import BadPayload, Delivery, Feed, Fetch, FetchError, Later, Parsed, Refused, Verdict, Verified
+from webhooks.signature import STALE, carries_credential, decode_base64, is_fresh
+
+NOTIFICATION: Final = "Notification"
+SUBSCRIPTION: Final = "SubscriptionConfirmation"
+UNSUBSCRIPTION: Final = "UnsubscribeConfirmation"
+_TYPES: Final = (NOTIFICATION, SUBSCRIPTION, UNSUBSCRIPTION)
+
+_TOPIC: Final = re.compile(r"arn:(aws|aws-cn|aws-us-gov):sns:([a-z0-9-]+):[0-9]{12}:[A-Za-z0-9_-]+")
+_DOMAINS: Final = {"aws": "amazonaws.com", "aws-us-gov": "amazonaws.com", "aws-cn": "amazonaws.com.cn"}
+_CERTIFICATE_NAME: Final = re.compile(r"SimpleNotificationService-[A-Za-z0-9]+\.pem")
+# A topic signs with SHA-1 unless it is told otherwise (its SignatureVersion attribute).
+_HASHES: Final[dict[str, HashAlgorithm]] = {"1": SHA1(), "2": SHA256()}  # noqa: S303
+
+_FETCHED_AT_MOST: Final = 64
+
+RAW_DELIVERY: Final = Refused(
+    "raw_delivery",
+    "no SNS envelope, so no signature: raw message delivery is on for this subscription; turn it off,"
+    " or configure a credential that the request carries (basic:user:password) in secrets",
+)
+_NO_TOPIC: Final = Refused("topic", "the feed has no topics: set feeds.<name>.topics to the ARNs that may deliver")
+_OTHER_TOPIC: Final = Refused("topic", "the message's topic is not in feeds.<name>.topics")
+_TYPE: Final = Refused("message_type", "unknown SNS message type, or another one than x-amz-sns-message-type says")
+_MISSING: Final = Refused("missing", "the SNS envelope lacks a field, or one of them is no single line of text")
+_VERSION: Final = Refused("signature_version", "SNS signature version is neither 1 nor 2")
+_CERTIFICATE_URL: Final = Refused("certificate_url", "SigningCertURL is not on the SNS host of the topic's region")
+_SUBSCRIBE_URL: Final = Refused("subscribe_url", "SubscribeURL does not confirm this topic on its own SNS host")
+_DATES: Final = Refused("certificate_dates", "the signing certificate is not valid now: clock skew suspected")
+_SIGNATURE: Final = Refused("signature", "the SNS signature does not match its certificate")
+
+
+class Envelope(msgspec.Struct, frozen=True, rename="pascal"):
+    """What SNS wraps around a message, as it is signed."""
+
+    type: str
+    message: str
+    message_id: str
+    timestamp: str
+    topic_arn: str
+    signature_version: str
+    signature: str
+    signing_cert_url: str = msgspec.field(name="SigningCertURL")
+    subject: str | None = None
+    token: str | None = None
+    subscribe_url: str | None = msgspec.field(default=None, name="SubscribeURL")
+
+
+class Certificate(NamedTuple):
+    """What is needed of a signing certificate."""
+
+    key: RSAPublicKey
+    begins: datetime
+    ends: datetime
+
+
+async def verify(delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:
+    """Say whether a delivery comes from one of the feed's topics. Never raises for hostile input.
+
+    An envelope is judged by its signature; where no topics are configured, and for raw delivery, only a credential
+    carried by the request counts. `Later` means that the signing certificate could not be had.
+    """
+    fields = _fields(delivery.body)
+    if fields is None or delivery.headers.get("x-amz-sns-rawdelivery", "").lower() == "true":
+        return _by_credential(delivery, feed, fields, RAW_DELIVERY)
+    if not feed.topics:
+        return _by_credential(delivery, feed, fields, _NO_TOPIC)
+    envelope = _envelope(fields)
+    if envelope is None:
+        return _MISSING
+    if objection := _objection(envelope, delivery, feed):
+        return objection
+    certificate = await _certificate(envelope, feed, fetch)
+    return _judge(envelope, certificate, now, feed.tolerance) if certificate else Later("certificate")
+
+
+def control(fields: dict[str, Any]) -> Parsed | None:
+    """Return what an outermost envelope says about the subscription itself, or None where it carries a message.
+
+    A confirmation has its URL only where that is on the topic's own SNS host. Nothing is ever to be confirmed after an
+    UnsubscribeConfirmation: somebody removed the feed, which counts as an anomaly.
+    """
+    kind = fields.get("Type")
+    if kind == SUBSCRIPTION:
+        envelope = _envelope(fields)
+        return Parsed(control="subscription_confirmation", confirm_url=envelope and confirmation_url(envelope))
+    if kind == UNSUBSCRIPTION:
+        return Parsed(control="unsubscribe_confirmation", anomalies={"unsubscribed": 1})
+    return None
+
+
+def string_to_sign(envelope: Envelope) -> bytes:
+    """Return what SNS signs: name and value of each signed field on lines of their own, in byte order of the names."""
+    note = envelope.type == NOTIFICATION
+    lines = [
+        ("Message", envelope.message),
+        ("MessageId", envelope.message_id),
+        ("Subject", envelope.subject if note else None),
+        ("SubscribeURL", None if note else envelope.subscribe_url),
+        ("Timestamp", envelope.timestamp),
+        ("Token", None if note else envelope.token),
+        ("TopicArn", envelope.topic_arn),
+        ("Type", envelope.type),
+    ]
+    text = "".join(f"{name}\n{value}\n" for name, value in lines if value is not None)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def topic_host(arn: str) -> str | None:
+    """Return the SNS host of a topic's partition and region, or None where the text is no topic's ARN."""
+    found = _TOPIC.fullmatch(arn)
+    return f"sns.{found[2]}.{_DOMAINS[found[1]]}" if found else None
+
+
+def certificate_name(url: str, topic_arn: str) -> str | None:
+    """Return the file name of a signing certificate's URL, or None where the URL must not be fetched.
+
+    Only `https://<SNS host of the topic>/SimpleNotificationService-<letters, digits>.pem` passes, so that neither port,
+    user information, query nor another host can hide in it.
+    """
+    prefix = f"https://{topic_host(topic_arn)}/"
+    name = url.removeprefix(prefix)
+    return name if name != url and _CERTIFICATE_NAME.fullmatch(name) else None
+
+
+def confirmation_url(envelope: Envelope) -> str | None:
+    """Return the URL that confirms a subscription, or None unless it does so for this topic on its own SNS host."""
+    url = envelope.subscribe_url or ""
+    prefix = f"https://{topic_host(envelope.topic_arn)}/?"
+    query = url.removeprefix(prefix)
+    if query == url or not query.isascii() or not query.isprintable() or "#" in query:
+        return None
+    asked = parse_qsl(query, keep_blank_values=True)
+    wanted = {"Action": "ConfirmSubscription", "TopicArn": envelope.topic_arn, "Token": envelope.token}
+    return url if sorted(asked) == sorted(wanted.items()) else None
+
+
+def forget_certificates() -> None:
+    """Forget all certificates that were fetched."""
+    _fetched.clear()
+
+
+def _fields(body: bytes) -> dict[str, Any] | None:
+    try:
+        fields = load_object(body)
+    except BadPayload:
+        return None
+    return fields if "Type" in fields else None
+
+
+def _envelope(fields: dict[str, Any]) -> Envelope | None:
+    try:
+        envelope = msgspec.convert(fields, Envelope)
+    except msgspec.ValidationError:
+        return None
+    complete = envelope.type == NOTIFICATION or (envelope.token and envelope.subscribe_url)
+    # The string to sign separates by line feeds only: with one inside a field its text could be cut elsewhere.
+    lines = (envelope.message_id, envelope.subject, envelope.timestamp, envelope.token, envelope.subscribe_url)
+    return envelope if complete and not any("\n" in line for line in lines if line) else None
+
+
+def _by_credential(delivery: Delivery, feed: Feed, fields: dict[str, Any] | None, otherwise: Refused) -> Verdict:
+    # A carried credential proves the caller, not the topic: it must never make us confirm somebody's subscription.
+    confirms = fields is not None and fields.get("Type") == SUBSCRIPTION
+    return Verified() if not confirms and carries_credential(delivery, feed.secrets) else otherwise
+
+
+def _objection(envelope: Envelope, delivery: Delivery, feed: Feed) -> Refused | None:
+    announced = delivery.headers.get("x-amz-sns-message-type", envelope.type)
+    checks = (
+        (_TYPE, envelope.type in _TYPES and announced == envelope.type),
+        (_OTHER_TOPIC, envelope.topic_arn in feed.topics),
+        (_VERSION, envelope.signature_version in _HASHES),
+        (_CERTIFICATE_URL, certificate_name(envelope.signing_cert_url, envelope.topic_arn) is not None),
+        (_SUBSCRIBE_URL, envelope.type != SUBSCRIPTION or confirmation_url(envelope) is not None),
+    )
+    return next((refused for refused, passed in checks if not passed), None)
+
+
+def _judge(envelope: Envelope, certificate: Certificate, now: datetime, tolerance: timedelta | None) -> Verdict:
+    if not certificate.begins <= now <= certificate.ends:
+        return _DATES
+    signature = decode_base64(envelope.signature)
+    try:
+        certificate.key.verify(
+            signature or b"", string_to_sign(envelope), PKCS1v15(), _HASHES[envelope.signature_version]
+        )
+    except InvalidSignature:
+        return _SIGNATURE
+    signed_at = iso_time(envelope.timestamp)
+    return Verified() if tolerance is None or (signed_at and is_fresh(signed_at, now, tolerance)) else STALE
+
+
+_fetched: dict[str, bytes] = {}
+
+
+async def _certificate(envelope: Envelope, feed: Feed, fetch: Fetch) -> Certificate | None:
+    url = envelope.signing_cert_url
+    name = certificate_name(url, envelope.topic_arn)
+    pem = (_pinned(feed.certificates, name) if feed.certificates and name else None) or _fetched.get(url)
+    if pem is not None:
+        return read_certificate(pem)
+    try:
+        pem = await fetch(url)
+    except FetchError:
+        return None
+    certificate = read_certificate(pem)
+    if certificate:
+        _remember(url, pem)
+    return certificate
+
+
+def _pinned(folder: str, name: str) -> bytes | None:
+    try:
+        return (Path(folder) / name).read_bytes()
+    except OSError:
+        return None
+
+
+def _remember(url: str, pem: bytes) -> None:
+    while len(_fetched) >= _FETCHED_AT_MOST:
+        del _fetched[next(iter(_fetched))]
+    _fetched[url] = pem
+
+
+@lru_cache(maxsize=_FETCHED_AT_MOST)
+def read_certificate(pem: bytes) -> Certificate | None:
+    """Return what is needed of a PEM certificate, or None where it is none or holds no RSA key."""
+    try:
+        certificate = load_pem_x509_certificate(pem)
+        key = certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        return None
+    if not isinstance(key, RSAPublicKey):
+        return None
+    return Certificate(key, certificate.not_valid_before_utc, certificate.not_valid_after_utc)
