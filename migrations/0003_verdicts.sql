@@ -48,6 +48,18 @@ CREATE TABLE feed_state (
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
+INSERT INTO feed_state (feed) VALUES ('*');     -- always there: whoever pauses or releases meets at its lock
+
+-- How much an event says of what became of a message: the strongest wins, whatever the order of arrival.
+CREATE FUNCTION delivery_rank(kind text) RETURNS int LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE kind WHEN 'complained' THEN 6 WHEN 'bounced' THEN 5 WHEN 'rejected' THEN 4 WHEN 'failed' THEN 3
+        WHEN 'delivered' THEN 2 WHEN 'opened' THEN 2 WHEN 'clicked' THEN 2 WHEN 'unsubscribed' THEN 2
+        WHEN 'subscribed' THEN 2 WHEN 'autoresponded' THEN 2 WHEN 'deferred' THEN 1 ELSE 0 END
+$$;
+CREATE FUNCTION delivery_name(rank int) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT (ARRAY['deferred', 'delivered', 'failed', 'rejected', 'bounced', 'complained'])[rank]
+$$;
+
 -- Tells applications that a key may be sent again. Empty until telling is built.
 CREATE TABLE release_outbox (
     id bigint GENERATED ALWAYS AS IDENTITY,

@@ -190,11 +190,12 @@ END $$;
 -- Why a pending row may not be given out now, apart from testimony: (outcome, reason, when to ask again), or no row.
 CREATE FUNCTION send_refusal(r send_log, feed text, options jsonb, submit_within interval, t timestamptz)
 RETURNS TABLE (outcome text, reason text, retry_at timestamptz)
-LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
     hold text;
     reached CONSTANT boolean := r.attempt > r.not_sent_attempts;
+    by_pass CONSTANT boolean := coalesce(r.release_basis IN ('same_key_retry', 'looked_up', 'absent', 'gave_up'), false);
 BEGIN
     IF r.expires_at <= t THEN
         RETURN QUERY SELECT 'expired', 'expires_at has passed', NULL::timestamptz;
@@ -207,12 +208,16 @@ BEGIN
     ELSIF r.retry_until < t + submit_within THEN
         RETURN QUERY SELECT 'held', 'retry_window_over', NULL::timestamptz;
     ELSE
-        -- A feed that may have gone back in time gives out nothing; pause and breaker stop what a pass released.
+        -- A feed that may have gone back in time gives out nothing; pause and breaker stop what a pass released. Whoever
+        -- pauses holds this row's lock: once `pause` has returned, nothing that a pass released is given out.
+        IF by_pass THEN
+            PERFORM FROM feed_state s WHERE s.feed = '*' FOR SHARE;
+        END IF;
         hold := (SELECT CASE WHEN bool_or(s.suspect_at IS NOT NULL) THEN 'suspect'
                              WHEN bool_or(s.paused_at IS NOT NULL) THEN 'paused'
                              WHEN bool_or(s.breaker_at IS NOT NULL) THEN 'breaker' END
                  FROM feed_state s WHERE s.feed IN (send_refusal.feed, '*'));
-        IF hold = 'suspect' OR hold IS NOT NULL AND r.release_basis IN ('same_key_retry', 'looked_up', 'absent', 'gave_up') THEN
+        IF hold = 'suspect' OR hold IS NOT NULL AND by_pass THEN
             RETURN QUERY SELECT 'held', hold, NULL::timestamptz;
         END IF;
     END IF;

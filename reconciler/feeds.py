@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pass knows of each feed: holds, and whether its last delivery could be stored. Pause and resume."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from reconciler.ledger import Connection
+
+ALL_FEEDS: Final = "*"
+Hold = Literal["paused", "breaker", "suspect"]
+
+FEED_HEALTH: Final = """
+WITH asked AS (SELECT unnest($1::text[]) AS feed)
+SELECT asked.feed,
+       CASE WHEN bool_or(s.paused_at IS NOT NULL) THEN 'paused'
+            WHEN bool_or(s.breaker_at IS NOT NULL) THEN 'breaker'
+            WHEN bool_or(s.suspect_at IS NOT NULL) THEN 'suspect' END AS hold,
+       d.stored_at IS NOT NULL AND (d.refused_at IS NULL OR d.stored_at > d.refused_at) AS newest_was_stored,
+       d.stored_at IS NOT NULL OR d.refused_at IS NOT NULL AS delivered
+FROM asked
+LEFT JOIN feed_state s ON s.feed IN (asked.feed, '*')
+CROSS JOIN LATERAL (
+    SELECT max(last_at) FILTER (WHERE outcome = 'stored') AS stored_at,
+           max(last_at) FILTER (WHERE outcome LIKE 'refused:%') AS refused_at
+    FROM feed_delivery
+    WHERE feed = asked.feed AND minute > clock_timestamp() - interval '1 day'
+) AS d
+GROUP BY asked.feed, d.stored_at, d.refused_at
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a feed stands."""
+
+    hold: Hold | None = None
+    delivered: bool = False
+    """True if anything arrived within a day, stored or refused."""
+    newest_was_stored: bool = False
+    """False too where the newest delivery was refused (a rotated secret): such a feed can't speak of absence."""
+
+
+async def feed_health(connection: Connection, feeds: set[str]) -> dict[str, Health]:
+    """Return how the given feeds stand."""
+    rows = await connection.fetch(FEED_HEALTH, sorted(feeds))
+    return {row["feed"]: Health(row["hold"], row["delivered"], row["newest_was_stored"]) for row in rows}
+
+
+# Whoever pauses waits for every release under way (they share this lock); whoever releases later sees the pause.
+MEET_RELEASES: Final = "SELECT FROM feed_state WHERE feed = '*' FOR UPDATE"
+PAUSE: Final = """
+INSERT INTO feed_state (feed, paused_at, reason, who) VALUES ($1, clock_timestamp(), $2, $3)
+ON CONFLICT (feed) DO UPDATE SET paused_at = coalesce(feed_state.paused_at, clock_timestamp()), reason = $2, who = $3,
+    updated_at = clock_timestamp()
+"""
+RESUME: Final = """
+UPDATE feed_state SET paused_at = NULL, breaker_at = NULL, suspect_at = NULL, reason = $2, who = $3,
+    updated_at = clock_timestamp()
+WHERE feed = $1 AND num_nonnulls(paused_at, breaker_at, suspect_at) > 0
+"""
+
+
+async def pause(connection: Connection, feed: str, reason: str, who: str) -> None:
+    """Stop releases of a feed (or ALL_FEEDS). Once this has returned nothing is released."""
+    async with connection.transaction():
+        await connection.execute(MEET_RELEASES)
+        await connection.execute(PAUSE, feed, reason, who)
+
+
+async def resume(connection: Connection, feed: str, reason: str, who: str) -> bool:
+    """Lift every hold of a feed (or ALL_FEEDS); returns False where there was none."""
+    return (await connection.execute(RESUME, feed, reason, who)) == "UPDATE 1"

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SQL by which a pass reads and moves rows of the send log. Every write repeats its condition in its WHERE."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import asyncpg
+
+from reconciler.policy import Action, Verdict
+
+Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
+
+LEASE: Final = timedelta(seconds=60)
+"""How long a page that one pass has taken is left alone by the others. Only a courtesy: guards make them right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a walk over rows stands: they are ordered by time and wire key."""
+
+    at: datetime
+    wire_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A verdict on one row, together with what the row must still be when it is written."""
+
+    wire_key: str
+    state: str
+    fence: int | None
+    verdict: Verdict
+    witnesses: dict[str, Any]
+
+
+TAKE_BACK: Final = """
+UPDATE send_log SET state = 'claimed', released_at = NULL, release_basis = NULL, retry_until = NULL,
+    next_check_at = $1, updated_at = clock_timestamp()
+WHERE state = 'pending' AND next_check_at IS NOT NULL AND release_basis = 'same_key_retry'
+  AND (retry_until <= $1 OR expires_at <= $1) AND ($2::text IS NULL OR feed = $2)
+"""
+
+
+async def take_back_same_key_releases(connection: Connection, now: datetime, feed: str | None) -> None:
+    """Turn releases whose key window or expiry is reached back into the claims they were."""
+    await connection.execute(TAKE_BACK, now, feed)
+
+
+TAKE_DUE: Final = """
+WITH due AS MATERIALIZED (
+    SELECT wire_key, next_check_at FROM send_log
+    WHERE state IN ('pending', 'claimed') AND next_check_at <= $1 AND ($2::text IS NULL OR feed = $2)
+    ORDER BY next_check_at, wire_key
+    LIMIT 1000
+)
+UPDATE send_log s SET next_check_at = clock_timestamp() + $3::interval
+FROM (SELECT * FROM due ORDER BY wire_key) AS d
+WHERE s.wire_key = d.wire_key AND s.next_check_at = d.next_check_at AND s.state IN ('pending', 'claimed')
+RETURNING s.wire_key
+"""
+
+
+async def take_due(connection: Connection, due_at: datetime, feed: str | None) -> list[str]:
+    """Lease a page of rows whose next look was due at the pass's start, and return their wire keys, sorted."""
+    rows = await connection.fetch(TAKE_DUE, due_at, feed, LEASE)
+    return sorted(row["wire_key"] for row in rows)
+
+
+WATCHED_KEYS: Final = """
+SELECT wire_key, next_check_at AS at FROM send_log
+WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL
+  AND (next_check_at, wire_key) > ($1::timestamptz, $2::text)
+  AND ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4)
+ORDER BY next_check_at, wire_key
+LIMIT 1000
+"""
+
+
+async def watched_keys(
+    connection: Connection, after: Place, feed: str | None, key: str | None
+) -> tuple[list[str], Place | None]:
+    """Return a page of the keys that passes watch, and where the next page begins. Changes nothing (dry runs)."""
+    rows = await connection.fetch(WATCHED_KEYS, after.at, after.wire_key, feed, key)
+    place = Place(rows[-1]["at"], rows[-1]["wire_key"]) if rows else None
+    return [row["wire_key"] for row in rows], place
+
+
+READ_ROWS: Final = """
+SELECT s.wire_key, s.state, s.attempt, s.attempt - s.not_sent_attempts AS reached, s.fence, s.feed, s.message_class,
+       s.submit_by, s.claimed_at, s.first_claimed_at, s.expires_at, s.fingerprint IS NOT NULL AS has_fingerprint,
+       s.released_at IS NOT NULL AS released, s.told, s.next_check_at,
+       CASE WHEN num_nonnulls(s.provider_message_id, s.known_message_id) > 0
+            THEN send_heard(s.wire_key, s.feed, s.recipient_key, s.provider_message_id, s.known_message_id)
+       END AS said_by_id, e.*, clock_timestamp() AS now
+FROM unnest($1::text[]) AS asked(wire_key)
+JOIN send_log s ON s.wire_key = asked.wire_key
+CROSS JOIN LATERAL (
+    SELECT bool_or(testimony = 'accepted') AS accepted, bool_or(testimony = 'rejected') AS rejected,
+           bool_or(testimony = 'none') AS other, min(reason) FILTER (WHERE testimony = 'rejected') AS words
+    FROM provider_event WHERE wire_key = s.wire_key
+) AS e
+WHERE s.state IN ('pending', 'claimed')
+"""
+
+
+async def read_rows(connection: Connection, keys: Sequence[str]) -> list[asyncpg.Record]:
+    """Return undecided rows with what was heard of them, and the database's clock."""
+    return await connection.fetch(READ_ROWS, keys)
+
+
+COUNT_CONTROLS: Final = """
+SELECT s.wire_key, before.n AS before, after.n AS after, before.heard + after.heard AS heard
+FROM unnest($1::text[]) AS asked(wire_key)
+JOIN send_log s ON s.wire_key = asked.wire_key
+CROSS JOIN LATERAL (
+    SELECT count(*) AS n, count(*) FILTER (WHERE EXISTS (
+        SELECT FROM provider_event e WHERE e.wire_key = c.wire_key AND e.feed = s.feed
+            AND e.source IN ('http', 'sqs', 'replay', 'back-fill'))) AS heard
+    FROM (SELECT wire_key FROM send_log
+          WHERE feed = s.feed AND answered_at IS NOT NULL AND attempt = 1
+            AND (recipient IS NULL OR recipient_key IS NOT NULL) AND wire_key <> s.wire_key
+            AND first_claimed_at <= s.claimed_at AND first_claimed_at > s.claimed_at - interval '1 hour'
+          ORDER BY first_claimed_at DESC LIMIT 3) AS c
+) AS before
+CROSS JOIN LATERAL (
+    SELECT count(*) AS n, count(*) FILTER (WHERE EXISTS (
+        SELECT FROM provider_event e WHERE e.wire_key = c.wire_key AND e.feed = s.feed
+            AND e.source IN ('http', 'sqs', 'replay', 'back-fill'))) AS heard
+    FROM (SELECT wire_key FROM send_log
+          WHERE feed = s.feed AND answered_at IS NOT NULL AND attempt = 1
+            AND (recipient IS NULL OR recipient_key IS NOT NULL) AND wire_key <> s.wire_key
+            AND first_claimed_at > s.claimed_at AND first_claimed_at < s.claimed_at + interval '1 hour'
+          ORDER BY first_claimed_at LIMIT 3) AS c
+) AS after
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """The answered sends nearest to a claim on its feed: at most three on each side, within an hour."""
+
+    before: int
+    after: int
+    heard: int
+    """How many of them the feed spoke of, by wire key."""
+
+
+async def count_controls(connection: Connection, keys: Sequence[str]) -> dict[str, Controls]:
+    """Return for each claim what is known of its neighbours."""
+    rows = await connection.fetch(COUNT_CONTROLS, keys)
+    return {row["wire_key"]: Controls(row["before"], row["after"], row["heard"]) for row in rows}
+
+
+RELEASE: Final = """
+WITH v AS (
+    SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::timestamptz[], $6::timestamptz[],
+                         $7::float8[], $8::text[]) AS v(wire_key, fence, basis, source, look_at, until, risk, witnesses)
+    ORDER BY wire_key
+), moved AS (
+    UPDATE send_log s SET state = 'pending', released_at = clock_timestamp(), release_basis = v.basis,
+        retry_until = v.until, next_check_at = v.look_at, told = 0, held_reason = NULL, held_since = NULL,
+        updated_at = clock_timestamp()
+    FROM v
+    WHERE s.wire_key = v.wire_key AND s.state = 'claimed' AND s.fence = v.fence
+      AND $9::timestamptz > clock_timestamp() - interval '1 minute'
+      AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = s.wire_key)
+      AND NOT EXISTS (SELECT FROM feed_state f WHERE f.feed IN (s.feed, '*')
+                      AND num_nonnulls(f.paused_at, f.breaker_at, f.suspect_at) > 0)
+    RETURNING s.wire_key, s.attempt, s.fence, s.feed, s.claimed_at, s.submit_by, s.provider_message_id,
+              v.basis, v.source, v.risk, v.witnesses
+), noted AS (
+    INSERT INTO verdict (wire_key, attempt, fence, pass, action, reason, source, who, witnesses, risk, feed, claimed_at,
+                         submit_by, message_id)
+    SELECT wire_key, attempt, fence, $10, 'released', basis, source, $11, witnesses::jsonb, risk, feed, claimed_at,
+           submit_by, provider_message_id
+    FROM moved
+)
+SELECT basis AS reason, count(*) AS n FROM moved GROUP BY basis
+"""
+
+MEET_WHOEVER_PAUSES: Final = "SELECT FROM feed_state WHERE feed = '*' FOR SHARE"
+
+
+async def release(
+    connection: Connection, decided: Sequence[Decided], decided_at: datetime, pass_id: int, who: str
+) -> Counter[str]:
+    """Release claims of which nothing was heard and whose feed is not on hold; returns how many it moved, by reason.
+
+    `pause` holds the lock that is met here: the release looks at the holds in a later statement, and once `pause` has
+    returned nothing is released.
+    """
+    columns = [
+        [d.wire_key for d in decided],
+        [d.fence for d in decided],
+        [d.verdict.reason for d in decided],
+        [d.verdict.source for d in decided],
+        [d.verdict.next_check_at for d in decided],
+        [d.verdict.retry_until for d in decided],
+        [d.verdict.risk for d in decided],
+        [json.dumps(d.witnesses) for d in decided],
+    ]
+    async with connection.transaction():
+        await connection.execute(MEET_WHOEVER_PAUSES)
+        return _counted(await connection.fetch(RELEASE, *columns, decided_at, pass_id, who))
+
+
+FAIL: Final = """
+WITH v AS (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[])
+        AS v(wire_key, state, fence, reason, source, words, witnesses)
+    ORDER BY wire_key
+), moved AS (
+    UPDATE send_log s SET state = 'failed', failed_at = clock_timestamp(), verdict_source = v.source,
+        verdict_reason = v.reason, next_check_at = NULL, released_at = NULL, release_basis = NULL, retry_until = NULL,
+        held_reason = NULL, held_since = NULL, updated_at = clock_timestamp()
+    FROM v
+    WHERE s.wire_key = v.wire_key AND s.state = v.state AND s.fence IS NOT DISTINCT FROM v.fence
+      AND $8::timestamptz > clock_timestamp() - interval '1 minute'
+      AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = s.wire_key AND e.testimony = 'accepted')
+    RETURNING s.wire_key, s.attempt, s.fence, s.feed, s.claimed_at, s.submit_by, s.provider_message_id,
+              v.reason, v.source, v.words, v.witnesses
+), noted AS (
+    INSERT INTO verdict (wire_key, attempt, fence, pass, action, reason, source, who, witnesses, feed, claimed_at,
+                         submit_by, message_id, note)
+    SELECT wire_key, attempt, fence, $9, 'failed', reason, source, $10, witnesses::jsonb, feed, claimed_at, submit_by,
+           provider_message_id, words
+    FROM moved
+)
+SELECT reason, count(*) AS n FROM moved GROUP BY reason
+"""
+
+
+async def fail(
+    connection: Connection, decided: Sequence[Decided], decided_at: datetime, pass_id: int, who: str
+) -> Counter[str]:
+    """Fail rows of which no acceptance was heard; returns how many it moved, by reason."""
+    columns = [
+        [d.wire_key for d in decided],
+        [d.state for d in decided],
+        [d.fence for d in decided],
+        [d.verdict.reason for d in decided],
+        [d.verdict.source for d in decided],
+        [d.verdict.detail for d in decided],
+        [json.dumps(d.witnesses) for d in decided],
+    ]
+    return _counted(await connection.fetch(FAIL, *columns, decided_at, pass_id, who))
+
+
+POSTPONE: Final = """
+WITH v AS (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::timestamptz[], $6::int[], $7::text[])
+        AS v(wire_key, state, fence, held_reason, look_at, told, witnesses)
+    ORDER BY wire_key
+), moved AS (
+    UPDATE send_log s SET next_check_at = v.look_at, held_reason = v.held_reason, told = s.told + v.told,
+        held_since = CASE WHEN s.held_reason IS NOT DISTINCT FROM v.held_reason THEN s.held_since
+                          WHEN v.held_reason IS NOT NULL THEN clock_timestamp() END,
+        updated_at = clock_timestamp()
+    FROM v JOIN send_log old ON old.wire_key = v.wire_key
+    WHERE s.wire_key = v.wire_key AND s.state = v.state AND s.fence IS NOT DISTINCT FROM v.fence
+    RETURNING s.wire_key, s.attempt, s.fence, s.feed, s.claimed_at, s.submit_by, s.provider_message_id, v.witnesses,
+              v.held_reason, v.held_reason IS DISTINCT FROM old.held_reason AS changed
+), noted AS (
+    INSERT INTO verdict (wire_key, attempt, fence, pass, action, reason, source, who, witnesses, feed, claimed_at,
+                         submit_by, message_id)
+    SELECT wire_key, attempt, fence, $8, 'held', held_reason, 'inferred', $9, witnesses::jsonb, feed, claimed_at,
+           submit_by, provider_message_id
+    FROM moved WHERE changed AND held_reason IS NOT NULL
+)
+SELECT coalesce(held_reason, 'waiting') AS reason, count(*) AS n FROM moved GROUP BY held_reason
+"""
+
+
+async def postpone(connection: Connection, decided: Sequence[Decided], pass_id: int, who: str) -> Counter[str]:
+    """Note of rows that can't be decided when they are looked at next and, where held, why."""
+    columns = [
+        [d.wire_key for d in decided],
+        [d.state for d in decided],
+        [d.fence for d in decided],
+        [d.verdict.reason if d.verdict.action is Action.HELD else None for d in decided],
+        [d.verdict.next_check_at for d in decided],
+        [int(d.verdict.reason == "told_again") for d in decided],
+        [json.dumps(d.witnesses) for d in decided],
+    ]
+    return _counted(await connection.fetch(POSTPONE, *columns, pass_id, who))
+
+
+def _counted(rows: Sequence[asyncpg.Record]) -> Counter[str]:
+    return Counter({row["reason"]: row["n"] for row in rows})
