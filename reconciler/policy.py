@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, Literal
@@ -139,6 +139,10 @@ def decide(row: Row, heard: Heard, feed: FeedView, look_up: Witness | None, rule
     """
     if heard.accepted:
         return Verdict(Action.SENT, "accepted", source="feed")
+    if look_up and look_up.answer is Answer.ACCEPTED:
+        return Verdict(Action.SENT, "accepted", source="look-up")
+    if look_up and look_up.answer is Answer.REJECTED:
+        heard = replace(heard, rejected=True)
     if row.state == "pending" or row.submit_by is None or row.first_claimed_at is None:
         return _decide_pending(row, heard, now)
     if heard.rejected and row.reached <= 1:

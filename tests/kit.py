@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of the ledger say often: claims of a certain age, events, one pass. All of it through real SQL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import datetime, timedelta
+from typing import Any
+
+import asyncpg
+
+from reconciler.policy import Rules
+from reconciler.reconcile import EVERYTHING, Policies, Report, Scope, run_pass
+
+FEED = "mg"
+RULES = Rules(
+    grace=timedelta(minutes=15),
+    give_up_after=timedelta(hours=24),
+    max_risk=0.01,
+    max_attempts=5,
+    same_key_retry=True,
+    retry_backoff=timedelta(seconds=30),
+    on_unknown="hold",
+)
+
+
+def policies(rules: Rules = RULES, key_window: timedelta | None = None) -> Policies:
+    return Policies(lambda _feed, _class: rules, lambda _feed: key_window, timedelta(days=7))
+
+
+async def reconcile(
+    db: asyncpg.Pool, rules: Rules = RULES, *, key_window: timedelta | None = None, scope: Scope = EVERYTHING
+) -> Report:
+    return await run_pass(db, policies(rules, key_window), who="test", scope=scope)
+
+
+async def call(db: Any, function: str, *args: Any) -> asyncpg.Record:
+    marks = ", ".join(f"${n}" for n in range(1, len(args) + 1))
+    return await db.fetchrow(f"SELECT * FROM {function}({marks})", *args)  # noqa: S608 - names are the tests' own
+
+
+async def claim(db: Any, key: str, feed: str = FEED, **options: Any) -> asyncpg.Record:
+    return await call(db, "send_claim", key, feed, json.dumps(options))
+
+
+async def confirm(db: Any, key: str, fence: int, message_id: str = "m-1", **options: Any) -> str:
+    return (await call(db, "send_confirm", key, fence, message_id, json.dumps(options)))["outcome"]
+
+
+async def fail(db: Any, key: str, fence: int, reason: str = "why", *, not_sent: bool | None = None) -> str:
+    return (await call(db, "send_fail", key, fence, reason, not_sent))["outcome"]
+
+
+MAKE_OLDER = """
+UPDATE send_log SET claimed_at = claimed_at - $2::interval, first_claimed_at = first_claimed_at - $2::interval,
+    submit_by = submit_by - $2::interval, next_check_at = next_check_at - $2::interval,
+    released_at = released_at - $2::interval, retry_until = retry_until - $2::interval,
+    failed_at = failed_at - $2::interval, held_since = held_since - $2::interval
+WHERE wire_key = wire_key($1)
+"""
+
+
+async def make_older(db: Any, key: str, by: timedelta) -> None:
+    """Move everything that happened to a send into the past: the tests' way of waiting."""
+    await db.execute(MAKE_OLDER, key, by)
+
+
+async def make_due(db: Any, key: str) -> None:
+    """Let the row's next look be due, its age unchanged."""
+    await db.execute("UPDATE send_log SET next_check_at = clock_timestamp() WHERE wire_key = wire_key($1)", key)
+
+
+async def old_claim(db: Any, key: str, age: timedelta = timedelta(hours=2), **options: Any) -> int:
+    """Claim a send and let its submit_by lie `age` in the past; returns the fence."""
+    fence = (await claim(db, key, **options))["fence"]
+    await make_older(db, key, age + timedelta(seconds=60))
+    return fence
+
+
+EVENT = """
+INSERT INTO provider_event (feed, message_id, event_id, partition_at, occurred_at, wire_key, kind, testimony, recipient,
+                            reason, source)
+VALUES ($1, $2, $3, event_partition_at($4), $4, $5, $6, $7, $8, $9, 'http')
+ON CONFLICT DO NOTHING
+"""
+
+
+async def event(  # noqa: PLR0913
+    db: Any,
+    key: str | None,
+    testimony: str = "accepted",
+    *,
+    feed: str = FEED,
+    kind: str = "delivered",
+    message_id: str = "m-1",
+    event_id: str | None = None,
+    occurred_at: datetime | None = None,
+    recipient: str | None = None,
+    reason: str | None = None,
+) -> None:
+    """Store what the receiver would store of one event."""
+    wire_key = await db.fetchval(
+        "SELECT CASE WHEN $1::text IS NULL THEN stand_in_key($2, $3) ELSE wire_key($1) END", key, feed, message_id
+    )
+    at = occurred_at or await db.fetchval("SELECT clock_timestamp()")
+    await db.execute(
+        EVENT, feed, message_id, event_id or f"{kind}:{recipient}", at, wire_key, kind, testimony, recipient, reason
+    )
+
+
+async def row(db: Any, key: str) -> asyncpg.Record:
+    return await db.fetchrow("SELECT * FROM send_log WHERE wire_key = wire_key($1)", key)
+
+
+async def state(db: Any, key: str) -> str:
+    return (await row(db, key))["state"]
+
+
+async def reasons(db: Any, key: str) -> list[str]:
+    rows = await db.fetch(
+        "SELECT action || ':' || reason AS said FROM verdict WHERE wire_key = wire_key($1) ORDER BY id", key
+    )
+    return [r["said"] for r in rows]
+
+
+async def heard_neighbours(db: Any, age: timedelta = timedelta(hours=2), feed: str = FEED, *, heard: int = 6) -> None:
+    """Make three answered sends on each side of a claim of that age; the feed spoke of the first `heard` of them."""
+    for n in range(6):
+        key = f"neighbour:{feed}:{n}"
+        fence = (await claim(db, key, feed))["fence"]
+        await confirm(db, key, fence, f"n-{n}")
+        await make_older(db, key, age + timedelta(minutes=2.5 - n) + timedelta(seconds=60))
+        if n < heard:
+            await event(db, key, feed=feed, message_id=f"n-{n}")
+    await stored_delivery(db, feed)
+
+
+async def stored_delivery(db: Any, feed: str = FEED, outcome: str = "stored") -> None:
+    await db.execute(
+        "INSERT INTO feed_delivery VALUES ($1, date_trunc('minute', clock_timestamp()), $2, 1, clock_timestamp())"
+        " ON CONFLICT (feed, minute, outcome) DO UPDATE SET last_at = clock_timestamp()",
+        feed,
+        outcome,
+    )
+
+
+WAITING_FOR_LOCK = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+
+async def wait_until_somebody_waits_for_a_lock(db: Any, count: int = 1) -> None:
+    """Wait on the server's own word that a session is blocked."""
+    async with asyncio.timeout(10):
+        while await db.fetchval(WAITING_FOR_LOCK) < count:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.005)

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rule of release, as promises that hold for every row, every set of testimonies and every moment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconciler.policy import (
+    LATEST_LOOK,
+    SOONEST_LOOK,
+    WINDOW_MARGIN,
+    Action,
+    Answer,
+    FeedView,
+    Heard,
+    Row,
+    Rules,
+    Verdict,
+    Witness,
+    decide,
+)
+
+NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+RULES = Rules(
+    grace=15 * MINUTE,
+    give_up_after=DAY,
+    max_risk=0.01,
+    max_attempts=5,
+    same_key_retry=True,
+    retry_backoff=timedelta(seconds=30),
+    on_unknown="hold",
+)
+NOTHING = Heard()
+ABSENT = FeedView(witness=Witness(Answer.ABSENT, "absent"))
+SILENT = FeedView(witness=Witness(Answer.SILENT, "few_controls"))
+KEEPS_KEY = FeedView(key_window=DAY)
+
+
+def claimed(age: timedelta = HOUR, **changes: object) -> Row:
+    row = Row(
+        state="claimed",
+        attempt=1,
+        reached=1,
+        submit_by=NOW - age,
+        first_claimed_at=NOW - age - MINUTE,
+        expires_at=None,
+        has_fingerprint=True,
+    )
+    return replace(row, **changes)  # type: ignore[arg-type]
+
+
+def said(row: Row, heard: Heard = NOTHING, feed: FeedView = ABSENT, rules: Rules = RULES, look_up: Witness | None = None) -> tuple[str, str]:
+    verdict = decide(row, heard, feed, look_up, rules, NOW)
+    return verdict.action, verdict.reason
+
+
+moments = st.integers(-2 * 86400, 5 * 86400).map(lambda s: NOW - timedelta(seconds=s))
+rows = st.builds(
+    Row,
+    state=st.sampled_from(["pending", "claimed"]),
+    attempt=st.integers(1, 7),
+    reached=st.integers(0, 7),
+    submit_by=moments,
+    first_claimed_at=moments,
+    expires_at=st.none() | moments,
+    has_fingerprint=st.booleans(),
+    released=st.booleans(),
+    told=st.integers(0, 50),
+)
+hearings = st.builds(Heard, accepted=st.booleans(), rejected=st.booleans(), other=st.booleans())
+witnesses = st.builds(Witness, answer=st.sampled_from([Answer.ABSENT, Answer.SILENT]), reason=st.just("few_controls"))
+feeds = st.builds(
+    FeedView,
+    hold=st.sampled_from([None, "paused", "breaker", "suspect"]),
+    witness=witnesses,
+    key_window=st.sampled_from([None, HOUR, DAY]),
+)
+rules = st.builds(
+    replace,
+    st.just(RULES),
+    grace=st.sampled_from([timedelta(0), 15 * MINUTE, HOUR]),
+    max_attempts=st.integers(1, 5),
+    same_key_retry=st.booleans(),
+    on_unknown=st.sampled_from(["hold", "fail", "release"]),
+)
+
+
+@given(rows, hearings, feeds, st.none() | witnesses, rules)
+def test_every_look_ends_in_a_verdict_with_a_reason_and_where_open_a_next_look(
+    row: Row, heard: Heard, feed: FeedView, look_up: Witness | None, rules: Rules
+) -> None:
+    verdict = decide(row, heard, feed, look_up, rules, NOW)
+    assert verdict.reason
+    if verdict.action in {Action.HELD, Action.RELEASED} or (verdict.action is Action.WAITING and row.state == "claimed"):
+        assert verdict.next_check_at is not None
+        assert verdict.next_check_at > NOW or row.expires_at == verdict.next_check_at
+
+
+@given(rows, hearings, feeds, st.none() | witnesses, rules)
+def test_acceptance_of_any_attempt_is_sent_whatever_else_was_heard(
+    row: Row, heard: Heard, feed: FeedView, look_up: Witness | None, rules: Rules
+) -> None:
+    assert decide(row, replace(heard, accepted=True), feed, look_up, rules, NOW).action is Action.SENT
+    assert decide(row, replace(heard, accepted=False), feed, look_up, rules, NOW).action is not Action.SENT
+
+
+@given(rows, hearings, feeds, st.none() | witnesses, rules)
+def test_nothing_is_released_once_anything_was_heard_or_while_a_hold_is_on(
+    row: Row, heard: Heard, feed: FeedView, look_up: Witness | None, rules: Rules
+) -> None:
+    verdict = decide(row, heard, feed, look_up, rules, NOW)
+    if verdict.action is Action.RELEASED:
+        assert not heard.anything
+        assert feed.hold is None
+        assert row.state == "claimed"
+        assert row.submit_by is not None
+        assert row.submit_by <= NOW
+        assert row.expires_at is None or row.expires_at > NOW
+        assert row.reached < rules.max_attempts
+
+
+@given(rows, feeds, rules)
+def test_silence_releases_only_by_the_providers_promise_or_the_owners_standing_order(
+    row: Row, feed: FeedView, rules: Rules
+) -> None:
+    silent = replace(feed, witness=Witness(Answer.SILENT, "silent"))
+    verdict = decide(row, NOTHING, silent, None, rules, NOW)
+    if verdict.action is Action.RELEASED and verdict.reason == "gave_up":
+        assert rules.on_unknown == "release"
+        assert row.submit_by is not None
+        assert row.submit_by + rules.give_up_after <= NOW
+        assert verdict.risk == silent.prior
+    elif verdict.action is Action.RELEASED:
+        assert verdict.reason == "same_key_retry"
+        assert silent.key_window is not None
+
+
+@given(rows, hearings, feeds, st.none() | witnesses, rules)
+def test_a_same_key_retry_is_over_before_the_provider_forgets_the_key(
+    row: Row, heard: Heard, feed: FeedView, look_up: Witness | None, rules: Rules
+) -> None:
+    verdict = decide(row, heard, feed, look_up, rules, NOW)
+    if verdict.reason == "same_key_retry":
+        assert verdict.retry_until is not None
+        assert feed.key_window is not None
+        assert row.first_claimed_at is not None
+        assert NOW < verdict.retry_until <= row.first_claimed_at + feed.key_window - WINDOW_MARGIN
+
+
+@given(st.integers(0, 200_000))
+def test_a_held_row_is_looked_at_again_between_fifteen_seconds_and_fifteen_minutes(seconds: int) -> None:
+    verdict = decide(claimed(15 * MINUTE + timedelta(seconds=seconds)), NOTHING, SILENT, None, RULES, NOW)
+    assert verdict.action is Action.HELD
+    assert verdict.next_check_at is not None
+    assert SOONEST_LOOK <= verdict.next_check_at - NOW <= LATEST_LOOK
+
+
+@pytest.mark.parametrize(
+    ("row", "heard", "feed", "rules", "wanted"),
+    [
+        pytest.param(claimed(-MINUTE), NOTHING, ABSENT, RULES, ("waiting", "submitting"), id="its sender may submit"),
+        pytest.param(claimed(10 * MINUTE), NOTHING, ABSENT, RULES, ("waiting", "grace"), id="younger than the grace"),
+        pytest.param(claimed(), NOTHING, ABSENT, RULES, ("released", "absent"), id="absent"),
+        pytest.param(claimed(), NOTHING, SILENT, RULES, ("held", "few_controls"), id="silent"),
+        pytest.param(claimed(2 * DAY), NOTHING, SILENT, RULES, ("held", "few_controls"), id="given up, class holds"),
+        pytest.param(claimed(2 * DAY), NOTHING, SILENT, replace(RULES, on_unknown="fail"), ("failed", "gave_up"), id="given up, class fails"),
+        pytest.param(claimed(2 * DAY), NOTHING, SILENT, replace(RULES, on_unknown="release"), ("released", "gave_up"), id="given up, class releases"),
+        pytest.param(claimed(), NOTHING, replace(ABSENT, hold="paused"), RULES, ("held", "paused"), id="paused"),
+        pytest.param(claimed(), NOTHING, replace(ABSENT, hold="suspect"), RULES, ("held", "suspect"), id="suspect"),
+        pytest.param(claimed(), Heard(rejected=True), SILENT, RULES, ("failed", "rejected"), id="the only attempt was rejected"),
+        pytest.param(claimed(-MINUTE), Heard(rejected=True), SILENT, RULES, ("failed", "rejected"), id="rejected before submit_by"),
+        pytest.param(claimed(reached=2), Heard(rejected=True), SILENT, RULES, ("held", "rejection"), id="an older attempt may be the rejected one"),
+        pytest.param(claimed(-MINUTE, reached=2), Heard(rejected=True), ABSENT, RULES, ("waiting", "submitting"), id="never fails a running attempt"),
+        pytest.param(claimed(reached=2), Heard(rejected=True), ABSENT, RULES, ("failed", "rejected"), id="rejected, and absent otherwise"),
+        pytest.param(claimed(2 * DAY, reached=2), Heard(rejected=True), SILENT, RULES, ("failed", "rejected"), id="rejected, given up"),
+        pytest.param(claimed(), Heard(other=True), ABSENT, RULES, ("held", "unknown_event"), id="an unknown event forbids release"),
+        pytest.param(claimed(2 * DAY), Heard(other=True), ABSENT, replace(RULES, on_unknown="release"), ("held", "unknown_event"), id="even by standing order"),
+        pytest.param(claimed(2 * DAY), Heard(other=True), ABSENT, replace(RULES, on_unknown="fail"), ("failed", "unknown_event"), id="a class may fail it"),
+        pytest.param(claimed(expires_at=NOW), NOTHING, ABSENT, RULES, ("failed", "expired"), id="absent and expired"),
+        pytest.param(claimed(expires_at=NOW), NOTHING, SILENT, RULES, ("held", "few_controls"), id="never expired while silent"),
+        pytest.param(claimed(reached=5), NOTHING, ABSENT, RULES, ("failed", "attempts"), id="no attempt left"),
+        pytest.param(claimed(reached=5), NOTHING, SILENT, RULES, ("held", "few_controls"), id="never out of attempts while silent"),
+        pytest.param(claimed(MINUTE), NOTHING, KEEPS_KEY, RULES, ("released", "same_key_retry"), id="same key, before the grace"),
+        pytest.param(claimed(timedelta(seconds=10)), NOTHING, KEEPS_KEY, RULES, ("waiting", "backoff"), id="same key, backing off"),
+        pytest.param(claimed(45 * timedelta(seconds=1), reached=2), NOTHING, KEEPS_KEY, RULES, ("waiting", "backoff"), id="the back-off doubles"),
+        pytest.param(claimed(MINUTE, has_fingerprint=False), NOTHING, KEEPS_KEY, RULES, ("waiting", "grace"), id="same key needs the same content"),
+        pytest.param(claimed(MINUTE), NOTHING, replace(KEEPS_KEY, hold="paused"), RULES, ("waiting", "grace"), id="a pause stops same-key retries"),
+        pytest.param(claimed(MINUTE), NOTHING, KEEPS_KEY, replace(RULES, same_key_retry=False), ("waiting", "grace"), id="same key switched off"),
+        pytest.param(claimed(HOUR, first_claimed_at=NOW - DAY + MINUTE), NOTHING, replace(KEEPS_KEY, witness=SILENT.witness), RULES, ("held", "few_controls"), id="the key's window is over"),
+    ],
+)  # fmt: skip
+def test_a_claimed_row(row: Row, heard: Heard, feed: FeedView, rules: Rules, wanted: tuple[str, str]) -> None:
+    assert said(row, heard, feed, rules) == wanted
+
+
+@pytest.mark.parametrize(
+    ("row", "heard", "wanted"),
+    [
+        pytest.param({"released": True}, NOTHING, ("waiting", "told_again"), id="told again"),
+        pytest.param({}, NOTHING, ("waiting", "pending"), id="needs no look"),
+        pytest.param({"released": True}, Heard(rejected=True), ("failed", "rejected"), id="rejected"),
+        pytest.param({"released": True}, Heard(other=True), ("held", "unknown_event"), id="unknown"),
+        pytest.param({"released": True, "expires_at": NOW}, NOTHING, ("failed", "expired"), id="expired"),
+    ],
+)
+def test_a_pending_row(row: dict[str, object], heard: Heard, wanted: tuple[str, str]) -> None:
+    assert said(claimed(state="pending", **row), heard, SILENT) == wanted
+
+
+def test_a_released_row_is_told_again_after_one_five_and_fifteen_minutes() -> None:
+    waits = [
+        decide(claimed(state="pending", released=True, told=n), NOTHING, SILENT, None, RULES, NOW).next_check_at
+        for n in range(5)
+    ]
+    assert waits == [NOW + MINUTE, NOW + 5 * MINUTE, NOW + 15 * MINUTE, NOW + 15 * MINUTE, NOW + 15 * MINUTE]
+
+
+def test_a_look_up_that_says_absent_releases_where_the_feed_is_silent() -> None:
+    asked = Witness(Answer.ABSENT, "absent", risk=0.001)
+    assert decide(claimed(), NOTHING, SILENT, asked, RULES, NOW) == Verdict(
+        Action.RELEASED, "looked_up", "look-up", next_check_at=NOW + MINUTE, risk=0.001
+    )
