@@ -15,8 +15,10 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from reconciler.policy import Rules
-from reconciler.settings_sources import ConfigError, Key, Written, read_settings, variable_of
+from reconciler.settings_sources import NAMED_SECTIONS, PREFIX, ConfigError, Key, Written, read_settings
 from reconciler.settings_values import (
+    MASK,
+    POSTGRES_SCHEMES,
     Context,
     DatabaseUrl,
     Duration,
@@ -28,7 +30,9 @@ from reconciler.settings_values import (
     Size,
     Tolerance,
     Whole,
-    without_password,
+    credential_value,
+    masked_url,
+    url_password,
 )
 from reconciler.units import format_duration
 from webhooks.provider import Feed
@@ -120,8 +124,9 @@ class FeedSettings(RuleSettings):
     def _is_known(cls, name: str, info: ValidationInfo) -> str:
         known = info.context.providers if info.context else None
         if known is not None and name not in known:
-            meant = _meant(name, known)
-            raise ValueError(f'knows no provider "{name}"{meant or f": one of {", ".join(sorted(known))}"}')
+            close = get_close_matches(name, known, n=1)
+            advice = f'; did you mean "{close[0]}"?' if close else f": there is {', '.join(sorted(known))}"
+            raise ValueError(f'names no provider that exists, "{name}"{advice}')
         return name
 
 
@@ -167,10 +172,8 @@ class Settings(_Section):
 
         Feeds and classes that are not (or no longer) configured have just the general rules.
         """
-        general = {name: getattr(self.rules, name) for name in RuleSettings.model_fields}
-        return RuleSettings.model_construct(
-            **general, **{}
-        ).model_copy(update={**_own_rules(self.feeds.get(feed)), **_own_rules(self._class(message_class))})
+        own = {**_own_rules(self.feeds.get(feed)), **_own_rules(self._class(message_class))}
+        return self.rules.model_copy(update=own)
 
     def rules_for(self, feed: str, message_class: str) -> Rules:
         """Return the rules by which a claim of a message class on a feed is decided."""
@@ -206,11 +209,10 @@ class Settings(_Section):
 
     def secret_values(self) -> list[str]:
         """Return what must never reach a log line: whole secrets, and the password in a credential or URL."""
-        whole = [secret for feed in self.feeds.values() for secret in feed.secrets]
-        parts = [re.split(r"[:=]", secret)[-1] for secret in whole]
-        urls = filter(None, (self.database.url, self.database.direct_url))
-        passwords = [url.partition("://")[2].rpartition("@")[0].partition(":")[2] for url in urls]
-        return [value for value in (*whole, *parts, *passwords) if len(value) >= _SHORTEST_SECRET]
+        secrets = [secret for feed in self.feeds.values() for secret in feed.secrets]
+        urls = [url for url in (self.database.url, self.database.direct_url) if url]
+        values = [*secrets, *map(credential_value, secrets), *map(url_password, urls)]
+        return [value for value in values if len(value) >= _SHORTEST_SECRET]
 
     def warnings(self) -> list[str]:
         """Return what is allowed and yet probably not meant, one line each."""
@@ -219,11 +221,127 @@ class Settings(_Section):
     def _open_ends(self) -> Iterator[str]:
         for name, feed in self.feeds.items():
             if not (feed.secrets or feed.topics or feed.queue_url):
-                what = "secrets or topics" if feed.provider == "ses" else "secrets"
-                yield f"feeds.{name}: has no {what}, so every delivery is refused: set feeds.{name}.secrets"
+                what = "topics" if feed.provider == "ses" else "secrets"
+                yield f"feeds.{name}: has no {what}, so every delivery is refused: set feeds.{name}.{what}"
 
     def _odd_rules(self) -> Iterator[str]:
-        places = {"rules": self.rules, **{f"feeds.{name}": self.rules_of_feed(name) for name in self.feeds}}
+        places = {
+            "rules": self.rules,
+            **{
+                f"feeds.{name}": self.rule_settings_for(name, "")
+                for name, feed in self.feeds.items()
+                if _own_rules(feed)
+            },
+            **{f"classes.{name}": self.rule_settings_for("", name) for name in self.classes},
+        }
         for place, rules in places.items():
             if rules.give_up_after < rules.grace:
-                yield f"{place}: give_up_after is shorter than grace, so grace decides: raise give_up_after"
+                yield f"{place}: give_up_after is shorter than grace, which comes first: raise one or lower the other"
+
+
+_TABLES: Final[dict[str, type[BaseModel]]] = {
+    "database": DatabaseSettings,
+    "receiver": ReceiverSettings,
+    "feeds": FeedSettings,
+    "rules": RuleSettings,
+    "classes": ClassSettings,
+    "reconcile": ReconcileSettings,
+    "log": LogSettings,
+}
+
+
+def _own_rules(section: RuleSettings | None) -> dict[str, Any]:
+    written = section.model_fields_set if section else ()
+    return {name: getattr(section, name) for name in RuleSettings.model_fields if name in written}
+
+
+def _shown(section: BaseModel, *, only_written: bool) -> dict[str, Any]:
+    return {
+        name: _shown_value(getattr(section, name), secret=not field.repr)
+        for name, field in type(section).model_fields.items()
+        if name in section.model_fields_set or not only_written
+    }
+
+
+def _shown_value(value: Any, *, secret: bool) -> Any:
+    match value:
+        case BaseModel():
+            # What a feed or a class doesn't set is not its own, so it isn't shown as if it were.
+            return _shown(value, only_written=isinstance(value, FeedSettings | ClassSettings))
+        case dict():
+            return {name: _shown_value(part, secret=secret) for name, part in value.items()}
+        case tuple():
+            return [_shown_value(part, secret=secret) for part in value]
+        case str():
+            return MASK if secret and not value.startswith(POSTGRES_SCHEMES) else masked_url(value)
+        case timedelta():
+            return format_duration(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def load_settings(path: Path | None, environ: Mapping[str, str], known_providers: Collection[str]) -> Settings:
+    """Return the settings of a file and the environment, which wins. See `read_settings` for which file.
+
+    Raises ConfigError with one line a problem, all of them at once.
+    """
+    written = read_settings(path, environ)
+    database = written.tree.setdefault("database", {})
+    if isinstance(database, dict):
+        database.setdefault("data_dir", default_data_dir(environ))
+    folder = written.file.parent if written.file else Path()
+    problems = list(written.problems)
+    try:
+        settings = Settings.model_validate(written.tree, context=Context(environ, folder, known_providers))
+    except ValidationError as error:
+        problems += [_problem(written, found) for found in error.errors(include_input=False, include_url=False)]
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def _problem(written: Written, found: Any) -> str:
+    """Return one line about one thing that pydantic found. No value is ever repeated: it may be a secret."""
+    loc = [part for part in found["loc"] if part != "[key]"]
+    key = tuple(part for part in loc if isinstance(part, str))
+    place = written.where(key)
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
+    match found["type"]:
+        case "extra_forbidden":
+            return f"{place}: unknown setting {name}{_advice(key, place)}"
+        case "missing":
+            return f"{place}: {name} is missing: set it{_other_feed(key, written)}"
+        case "value_error":
+            return f"{place}: {name} {found['ctx']['error']}"
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return f"{place}: {name} must be a table: write [{name}] and its settings below it"
+        case "bool_parsing":
+            return f"{place}: {name} must be true or false"
+    return f"{place}: {name} {found['msg'].replace('Input should', 'must').replace('must be a valid', 'must be a')}"
+
+
+def _advice(key: Key, place: str) -> str:
+    *parent, name = key
+    names = list((_TABLES[parent[0]] if parent else Settings).model_fields)
+    if close := get_close_matches(name, names, n=1):
+        return f"; did you mean {_in_manner_of(place, (*parent, close[0]))}?"
+    homes = [section for section, table in _TABLES.items() if name in table.model_fields]
+    if homes:
+        home = next((section for section in homes if section not in NAMED_SECTIONS), f"{homes[0]}.NAME")
+        return f"; did you mean {home}.{name}?"
+    return f": there is {', '.join(names)}"
+
+
+def _in_manner_of(place: str, meant: Key) -> str:
+    """Return the setting that was meant as a variable where the wrong one was a variable, else with dots."""
+    if not place.startswith(PREFIX):
+        return ".".join(meant)
+    first, *others = place.split("__")
+    parts = [first, *others[:-1], meant[-1].upper()] if len(meant) > 1 else [PREFIX + meant[0].upper(), *others]
+    return "__".join(parts)
+
+
+def _other_feed(key: Key, written: Written) -> str:
+    section, name, *_ = key
+    names = [other for other in written.tree[section] if other != name]
+    close = get_close_matches(name, names, n=1)
+    return f', or did you mean feed "{close[0]}"?' if close else ""

@@ -67,7 +67,7 @@ class Written:
 
 
 def read_settings(path: Path | None, environ: Mapping[str, str]) -> Written:
-    """Read the file (the argument, else `RECONCILER_CONFIG`, else `reconciler.toml` if there is one) and the environment.
+    """Read the environment and a file: the argument, else `RECONCILER_CONFIG`, else `reconciler.toml` where it exists.
 
     Raises ConfigError where the file can't be read.
     """
@@ -79,11 +79,6 @@ def read_settings(path: Path | None, environ: Mapping[str, str]) -> Written:
     lines = _lines(text)
     variables, problems = _overlay(tree, environ)
     return Written(tree, file, lines, variables, problems)
-
-
-def variable_of(key: Key) -> str:
-    """Return the environment variable that sets a setting."""
-    return PREFIX + "__".join(_as_variable(part) for part in key).upper()
 
 
 def _as_variable(name: str) -> str:

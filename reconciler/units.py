@@ -45,5 +45,3 @@ def parse_size(text: str) -> int:
     if found is None or factor is None:
         raise ValueError('is no size: write a number with a unit, such as "25MB" or "64KiB"')
     return int(found[1]) * factor
-
-

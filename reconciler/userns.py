@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program under another user number, by Linux's user namespaces: ``python userns.py NUMBER PROGRAM ARGUMENT...``
+"""Runs a program under another user number: ``python userns.py NUMBER PROGRAM ARGUMENT...`` (Linux).
 
-PostgreSQL refuses to run as root, and its initdb refuses an account without an entry in /etc/passwd. In a namespace that
-maps our account to another number it sees that number, while every file stays ours: no new account, no chmod. This is a
-script of its own because unshare(2) needs a process without threads.
+PostgreSQL refuses to run as root, and its initdb refuses an account without an entry in /etc/passwd. In a user
+namespace that maps our account to another number it sees that number, while every file stays ours: no new account, no
+chmod. This is a script of its own because unshare(2) needs a process without threads.
 """
 
 from __future__ import annotations

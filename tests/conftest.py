@@ -10,15 +10,18 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import asyncpg
 import pytest
 
+from reconciler.binaries import accounts
 from reconciler.migrate import migrate
 from reconciler.postgres import EmbeddedPostgres
 
@@ -30,8 +33,11 @@ TEMPLATE = "template_of_tests"
 def _sweep(parent: Path) -> None:
     """Stop and remove what a killed test session left behind; a living one is younger or holds its lock."""
     for root in parent.glob(f"{PREFIX}*"):
-        if root.stat().st_uid == os.getuid() and root.stat().st_mtime < time.time() - 300 and EmbeddedPostgres(root).stop():
-            shutil.rmtree(root, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            found = root.stat()
+            old = found.st_uid == os.getuid() and found.st_mtime < time.time() - 300
+            if old and EmbeddedPostgres(root).stop():
+                shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -87,3 +93,42 @@ async def db(dsn: str) -> AsyncIterator[asyncpg.Pool]:
     pool = await asyncpg.create_pool(dsn, min_size=1, max_size=10)
     yield pool
     await asyncio.wait_for(pool.close(), 10)
+
+
+POOLER = """
+[databases]
+* = host={server} user=postgres
+[pgbouncer]
+pool_mode = transaction
+default_pool_size = 2
+auth_type = any
+unix_socket_dir = {directory}
+listen_port = 6432
+"""
+
+
+@pytest.fixture
+async def pooler(pg: EmbeddedPostgres, dsn: str, tmp_path: Path) -> AsyncIterator[str]:
+    """The URL of the same database as `dsn`, through a PgBouncer in transaction mode; skips where there is none."""
+    program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        pytest.skip("pgbouncer is not installed")
+    directory = Path(tempfile.mkdtemp(prefix="pooler-"))  # tmp_path may be too long for a socket
+    settings = tmp_path / "pgbouncer.ini"
+    settings.write_text(POOLER.format(server=pg.root / "sock", directory=directory))
+    account = next(accounts(pg.root, pg.data))
+    through = f"{dsn.partition('?')[0]}?host={directory}&port=6432"
+    process = await asyncio.create_subprocess_exec(
+        *account.prefix, program, str(settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        async with asyncio.timeout(10):
+            while not (directory / ".s.PGSQL.6432").exists():
+                assert process.returncode is None, "pgbouncer ended"
+                await asyncio.sleep(0.02)
+        yield through
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+        shutil.rmtree(directory, ignore_errors=True)

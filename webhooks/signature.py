@@ -205,8 +205,7 @@ def standard_webhook_keys(secrets: Iterable[str]) -> list[bytes]:
 
 def standard_webhook_key(secret: str) -> bytes | None:
     """Return the bytes of a `whsec_` secret, or None where it is none (`whpk_` is a public key, never a secret)."""
-    if secret.startswith("whpk_"):
-        return None
+    # The underscore of another prefix is no base64.
     return decode_base64(secret.strip().removeprefix("whsec_")) or None
 
 

@@ -31,6 +31,7 @@ _TYPES: Final = (NOTIFICATION, SUBSCRIPTION, UNSUBSCRIPTION)
 
 _TOPIC: Final = re.compile(r"arn:(aws|aws-cn|aws-us-gov):sns:([a-z0-9-]+):[0-9]{12}:[A-Za-z0-9_-]+")
 _DOMAINS: Final = {"aws": "amazonaws.com", "aws-us-gov": "amazonaws.com", "aws-cn": "amazonaws.com.cn"}
+_QUERY: Final = re.compile(r'[!"$-~]+')  # printable ASCII without space and #
 _CERTIFICATE_NAME: Final = re.compile(r"SimpleNotificationService-[A-Za-z0-9]+\.pem")
 # A topic signs with SHA-1 unless it is told otherwise (its SignatureVersion attribute).
 _HASHES: Final[dict[str, HashAlgorithm]] = {"1": SHA1(), "2": SHA256()}  # noqa: S303
@@ -106,7 +107,8 @@ def control(fields: dict[str, Any]) -> Parsed | None:
     kind = fields.get("Type")
     if kind == SUBSCRIPTION:
         envelope = _envelope(fields)
-        return Parsed(control="subscription_confirmation", confirm_url=envelope and confirmation_url(envelope))
+        url = confirmation_url(envelope) if envelope else None
+        return Parsed(control="subscription_confirmation", confirm_url=url)
     if kind == UNSUBSCRIPTION:
         return Parsed(control="unsubscribe_confirmation", anomalies={"unsubscribed": 1})
     return None
@@ -141,21 +143,23 @@ def certificate_name(url: str, topic_arn: str) -> str | None:
     Only `https://<SNS host of the topic>/SimpleNotificationService-<letters, digits>.pem` passes, so that neither port,
     user information, query nor another host can hide in it.
     """
-    prefix = f"https://{topic_host(topic_arn)}/"
-    name = url.removeprefix(prefix)
-    return name if name != url and _CERTIFICATE_NAME.fullmatch(name) else None
+    name = _after(url, topic_arn, "/")
+    return name if name and _CERTIFICATE_NAME.fullmatch(name) else None
 
 
 def confirmation_url(envelope: Envelope) -> str | None:
     """Return the URL that confirms a subscription, or None unless it does so for this topic on its own SNS host."""
     url = envelope.subscribe_url or ""
-    prefix = f"https://{topic_host(envelope.topic_arn)}/?"
-    query = url.removeprefix(prefix)
-    if query == url or not query.isascii() or not query.isprintable() or "#" in query:
+    query = _after(url, envelope.topic_arn, "/?")
+    if not query or not _QUERY.fullmatch(query):
         return None
-    asked = parse_qsl(query, keep_blank_values=True)
-    wanted = {"Action": "ConfirmSubscription", "TopicArn": envelope.topic_arn, "Token": envelope.token}
-    return url if sorted(asked) == sorted(wanted.items()) else None
+    asked = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] in ("Action", "TopicArn")]
+    return url if sorted(asked) == [("Action", "ConfirmSubscription"), ("TopicArn", envelope.topic_arn)] else None
+
+
+def _after(url: str, topic_arn: str, path: str) -> str | None:
+    host = topic_host(topic_arn)
+    return url.removeprefix(f"https://{host}{path}") if host and url.startswith(f"https://{host}{path}") else None
 
 
 def forget_certificates() -> None:
@@ -219,23 +223,20 @@ _fetched: dict[str, bytes] = {}
 
 async def _certificate(envelope: Envelope, feed: Feed, fetch: Fetch) -> Certificate | None:
     url = envelope.signing_cert_url
-    name = certificate_name(url, envelope.topic_arn)
-    pem = (_pinned(feed.certificates, name) if feed.certificates and name else None) or _fetched.get(url)
-    if pem is not None:
+    if pem := _pinned(feed, url.rpartition("/")[2]) or _fetched.get(url):
         return read_certificate(pem)
     try:
         pem = await fetch(url)
     except FetchError:
         return None
-    certificate = read_certificate(pem)
-    if certificate:
+    if certificate := read_certificate(pem):
         _remember(url, pem)
     return certificate
 
 
-def _pinned(folder: str, name: str) -> bytes | None:
+def _pinned(feed: Feed, name: str) -> bytes | None:
     try:
-        return (Path(folder) / name).read_bytes()
+        return (Path(feed.certificates) / name).read_bytes() if feed.certificates else None
     except OSError:
         return None
 

@@ -7,7 +7,9 @@ among the provider's own fields.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import json
+import re
+from datetime import datetime
 from types import MappingProxyType
 from typing import Final
 
@@ -19,8 +21,8 @@ from webhooks.provider import (
     BadPayload,
     Delivery,
     Facts,
-    Fetch,
     Feed,
+    Fetch,
     NoSample,
     Parsed,
     Refused,
@@ -39,7 +41,7 @@ from webhooks.signature import (
     signing_secrets,
 )
 
-FACTS: Final = Facts(
+_FACTS: Final = Facts(
     title="Twilio SendGrid (v3 Mail Send, Event Webhook)",
     key_slot=(
         "custom_args.send_key, of the message or of a personalization (SMTP: unique_args in X-SMTPAPI); comes back at"
@@ -80,10 +82,10 @@ FACTS: Final = Facts(
     ),
 )
 
-SIGNATURE_HEADER: Final = "x-twilio-email-event-webhook-signature"
-TIMESTAMP_HEADER: Final = "x-twilio-email-event-webhook-timestamp"
+_SIGNATURE: Final = "x-twilio-email-event-webhook-signature"
+_TIMESTAMP: Final = "x-twilio-email-event-webhook-timestamp"
 
-KINDS: Final = MappingProxyType(
+_KINDS: Final = MappingProxyType(
     {
         "processed": (Kind.QUEUED, Testimony.ACCEPTED),
         "dropped": (Kind.REJECTED, Testimony.REJECTED),
@@ -120,74 +122,97 @@ class _Fields(msgspec.Struct, gc=False):
 
 
 _FIELDS: Final = msgspec.json.Decoder(_Fields)
-_IDENTIFYING: Final = tuple(
-    f'"{name}"'.encode() for name in ("event", "email", "timestamp", "sg_event_id", "sg_message_id", "send_key")
-)
+_NAMES: Final = re.compile(rb'"(?:event|email|timestamp|sg_event_id|sg_message_id|send_key)"')
 
 
-def stamp(wire_key: str) -> Stamp:
-    """Return the custom argument that makes the key come back; there is no native idempotency key."""
-    return Stamp(
-        body={"custom_args": {"send_key": wire_key}},
-        smtp_headers={"X-SMTPAPI": msgspec.json.encode({"unique_args": {"send_key": wire_key}}).decode()},
-    )
+class SendGrid:
+    """Twilio SendGrid, as the receiver sees it."""
 
+    name = "sendgrid"
+    facts = _FACTS
 
-def verify(delivery: Delivery, feed: Feed, now: datetime) -> Verdict:
-    """Judge the signature against each of the feed's public keys, or the credential that the request carries."""
-    keys = [key for key in signing_secrets(feed.secrets) if ecdsa_public_key(key)]
-    if not keys or carries_credential(delivery, feed.secrets):
-        return credential_only(delivery, feed.secrets, "the webhook's public key")
-    timestamp, encoded = delivery.headers.get(TIMESTAMP_HEADER), delivery.headers.get(SIGNATURE_HEADER)
-    if not timestamp or not encoded:
-        return Refused("missing", "not signed: switch on Signature Verification in SendGrid's Event Webhook settings")
-    signature, message = decode_base64(encoded.strip()), octets(timestamp) + delivery.body
-    if not signature or not any(ecdsa_sha256_matches(key, signature, message) for key in keys):
-        return Refused("signature", "no public key of the feed fits; switching signing off and on makes a new one")
-    return judge_age(timestamp, now, feed.tolerance)
+    def stamp(self, wire_key: str) -> Stamp:
+        """Return the custom argument that makes the key come back; there is no native idempotency key."""
+        arguments = {"send_key": wire_key}
+        return Stamp(
+            body={"custom_args": arguments},
+            smtp_headers={"X-SMTPAPI": json.dumps({"unique_args": arguments})},
+        )
 
+    async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
+        """Judge the signature against each of the feed's public keys, or the credential that the request carries."""
+        keys = [key for key in signing_secrets(feed.secrets) if ecdsa_public_key(key)]
+        if not keys or carries_credential(delivery, feed.secrets):
+            return credential_only(delivery, feed.secrets, "the webhook's public key")
+        timestamp, encoded = delivery.headers.get(_TIMESTAMP), delivery.headers.get(_SIGNATURE)
+        if not timestamp or not encoded:
+            return Refused("missing", "not signed: switch on Signed Event Webhook in SendGrid's settings")
+        signature, message = decode_base64(encoded.strip()), octets(timestamp) + delivery.body
+        if not signature or not any(ecdsa_sha256_matches(key, signature, message) for key in keys):
+            return Refused("signature", "no public key of the feed fits; switching signing off and on makes a new key")
+        return judge_age(timestamp, now, feed.tolerance)
 
-def parse(delivery: Delivery) -> Parsed:
-    """Return one event for each element; one that can't be read is kept as unknown and counted as `damaged`."""
-    elements = payload.split(delivery.body)
-    anomalies: dict[str, int] = {}
-    if _each_name_once(delivery.body, len(elements)):
-        events = [_event(raw, anomalies) for raw in elements]
-    else:
-        events = [_event_with_doubled_names(raw, anomalies) for raw in elements]
-    return Parsed(events, anomalies=anomalies)
+    def parse(self, delivery: Delivery) -> Parsed:
+        """Return one event for each element; one that can't be read is kept as unknown and counted as `damaged`."""
+        anomalies: dict[str, int] = {}
+        events = [_event(raw, anomalies) for raw in payload.split(delivery.body)]
+        return Parsed(events, anomalies=anomalies)
 
-
-def _each_name_once(part: bytes, events: int) -> bool:
-    # Counting is much cheaper than a parser that notices doubled names; a wrong alarm only costs time.
-    return all(part.count(name) == events for name in _IDENTIFYING)
-
-
-def _event_with_doubled_names(raw: bytes, anomalies: dict[str, int]) -> Event:
-    if all(raw.count(name) <= 1 for name in _IDENTIFYING) or not (first := payload.has_doubled_names(raw)):
-        return _event(raw, anomalies)
-    anomalies["duplicate_keys"] = anomalies.get("duplicate_keys", 0) + 1
-    return _built(_picked(first), raw)
+    def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
+        """Return an example batch of one, where the feed has a credential that the request carries."""
+        name = next((name for name, (known, _) in _KINDS.items() if kind in (name, known)), None)
+        if name is None or kind == Kind.UNKNOWN:
+            raise NoSample(f"sendgrid has no event {kind!r}; it has {', '.join(_KINDS)}")
+        headers, query = credential_headers(feed.secrets)
+        if not headers and not query:
+            raise NoSample(
+                "SendGrid signs with Twilio's private key: add a secret such as header:Name=value to the feed"
+            )
+        event = {
+            "email": "sample@example.com",
+            "timestamp": int(now.timestamp()),
+            "event": name,
+            "sg_event_id": derived_id("sample", name, wire_key, now.isoformat()),
+            "sg_message_id": derived_id("sample", wire_key)[:22] + ".recvd-sample.0",
+            "send_key": wire_key,
+        }
+        headers["content-type"] = "application/json;charset=utf-8"
+        return Delivery(json.dumps([event]).encode() + b"\r\n", headers, query=query)
 
 
 def _event(raw: bytes, anomalies: dict[str, int]) -> Event:
     try:
-        return _built(_FIELDS.decode(raw), raw)
-    except (msgspec.DecodeError, RecursionError):
-        pass  # a field of an odd type, or odd characters
-    try:
-        return _built(_picked(payload.load_object(raw)), raw)
+        return _built(_fields(raw, anomalies), raw)
     except BadPayload:
-        anomalies["damaged"] = anomalies.get("damaged", 0) + 1
-        return Event(kind=Kind.UNKNOWN, testimony=Testimony.NONE, message_id=None, event_id=_hash(raw), raw=raw)
+        _count(anomalies, "damaged")
+        event_id = derived_id("sendgrid", raw.decode("latin-1"))
+        return Event(kind=Kind.UNKNOWN, testimony=Testimony.NONE, message_id=None, event_id=event_id, raw=raw)
+
+
+def _fields(raw: bytes, anomalies: dict[str, int]) -> _Fields:
+    # Listing names is much cheaper than a parser that notices doubled ones; a false alarm only costs time.
+    names = _NAMES.findall(raw)
+    if len(set(names)) < len(names) and (first := payload.has_doubled_names(raw)):
+        _count(anomalies, "duplicate_keys")
+        return _picked(first)
+    try:
+        return _FIELDS.decode(raw)
+    except (msgspec.DecodeError, RecursionError):  # a field of an odd type, or odd characters
+        return _picked(payload.load_object(raw))
 
 
 def _picked(value: dict[str, object]) -> _Fields:
-    return _Fields(**{name: payload.text_at(value, name) for name in _Fields.__struct_fields__})
+    fields = _Fields(**{name: payload.text_at(value, name) for name in _Fields.__struct_fields__})
+    fields.timestamp = payload.at(value, "timestamp")
+    return fields
+
+
+def _count(anomalies: dict[str, int], word: str) -> None:
+    anomalies[word] = anomalies.get(word, 0) + 1
 
 
 def _built(fields: _Fields, raw: bytes) -> Event:
-    kind, testimony = KINDS.get(fields.event or "", _UNKNOWN)
+    kind, testimony = _KINDS.get(fields.event or "", _UNKNOWN)
     message_id = (fields.sg_message_id or "").partition(".")[0]
     return Event(
         kind=kind,
@@ -197,6 +222,21 @@ def _built(fields: _Fields, raw: bytes) -> Event:
         send_key=fields.send_key or None,
         recipient=fields.email or None,
         occurred_at=_time(fields.timestamp),
-        reason=payload.short(fields.reason or fields.response),
+        reason=payload.short(fields.reason or (fields.response if kind is Kind.DEFERRED else None)),
         raw=raw,
     )
+
+
+def _derived(fields: _Fields, raw: bytes) -> str:
+    value = payload.load_object(raw)
+    rest = [json.dumps(value.get(name), sort_keys=True) for name in _TELLS_APART]
+    return derived_id("sendgrid", fields.sg_message_id, fields.event, fields.email, str(fields.timestamp), *rest)
+
+
+def _time(value: object) -> datetime | None:
+    if isinstance(value, (int, float)) and _MILLISECONDS < value < _MILLISECONDS * 1000:
+        value = value / 1000
+    return payload.unix_time(value)
+
+
+PROVIDER: Final = SendGrid()

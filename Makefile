@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+BIN ?= .venv/bin
+SURVIVORS ?= 15
+
+.DEFAULT_GOAL := help
+.PHONY: help lint types imports test check bench mutants lock build
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.venv/bin/python:
+	python3 -m venv .venv
+	$@ -m pip install -q -c constraints.txt -e '.[dev]'
+
+lint: $(BIN)/python ## Check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(BIN)/python ## Check the types of both packages
+	$(BIN)/mypy reconciler webhooks
+
+imports: $(BIN)/python ## Check that no module imports what lies above it
+	$(BIN)/lint-imports
+
+test: $(BIN)/python ## Run the tests
+	$(BIN)/pytest
+
+check: lint types imports test ## All of the above
+
+bench: $(BIN)/python ## Measure the receiver and the pass (minutes; not part of check)
+	$(BIN)/python tests/bench.py
+
+mutants: $(BIN)/python ## Break the pure core on purpose: at most SURVIVORS percent may go unnoticed
+	rm -rf mutants
+	$(BIN)/mutmut run > mutants.log 2>&1 || { tail -n 40 mutants.log; exit 1; }
+	$(BIN)/mutmut results
+	@$(BIN)/mutmut export-cicd-stats
+	@$(BIN)/python -c 'import json, sys; n = json.load(open("mutants/mutmut-cicd-stats.json")); \
+	share = 100 * (n["total"] - n["killed"]) / max(n["total"], 1); \
+	print("mutants: %d made, %d noticed, %.1f %% not" % (n["total"], n["killed"], share)); \
+	sys.exit(n["total"] == 0 or share > $(SURVIVORS))'
+
+lock: ## Write constraints.txt and requirements.lock anew, from pyproject.toml
+	python3 -m venv build/lock && build/lock/bin/pip install -q uv
+	build/lock/bin/uv pip compile -q pyproject.toml --extra dev --python-version 3.11 --universal \
+	  --no-header --no-annotate -o constraints.txt
+	echo 'hatchling>=1.27' | build/lock/bin/uv pip compile -q pyproject.toml - --extra aws --extra embedded \
+	  --python-version 3.11 --universal --generate-hashes --no-header --no-annotate -o requirements.lock
+
+build: $(BIN)/python ## Build the source archive, and the wheel from it, into dist/
+	python3 -m venv build/hatch && build/hatch/bin/pip install -q 'hatchling>=1.27'
+	rm -rf dist
+	build/hatch/bin/python -m hatchling build -t sdist -d dist
+	build/hatch/bin/pip wheel -q --no-deps --no-build-isolation -w dist dist/*.tar.gz

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon and the command line make of the settings: policies, feeds, and a database to work on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import NamedTuple
+
+import asyncpg
+
+from reconciler import migrate
+from reconciler.errors import DatabaseUnavailable, UserError, describe_connection_error
+from reconciler.postgres import EmbeddedPostgres
+from reconciler.reconcile import Policies
+from reconciler.settings import Settings
+from webhooks.database import BoundedPool, connect_pool
+from webhooks.provider import Feed
+from webhooks.registry import PROVIDERS
+
+
+class Database(NamedTuple):
+    """Where the tables are."""
+
+    dsn: str
+    embedded: EmbeddedPostgres | None
+    """The server that keeps them, where it is ours: the one in `database.data_dir`, running while this is open."""
+
+
+def policies(settings: Settings) -> Policies:
+    """Return what a pass has to know of the settings."""
+
+    def key_window(feed: str) -> timedelta | None:
+        configured = settings.feeds.get(feed)
+        return PROVIDERS[configured.provider].facts.same_key_window if configured else None
+
+    every = [
+        settings.rules,
+        *(settings.rule_settings_for(feed, "") for feed in settings.feeds),
+        *(settings.rule_settings_for("", name) for name in settings.classes),
+    ]
+    # One window serves all rows: the longest one that somebody asked for loses nobody's late evidence.
+    return Policies(settings.rules_for, key_window, late_window=max(rules.late_window for rules in every))
+
+
+def feeds(settings: Settings) -> dict[str, Feed]:
+    """Return every configured feed as the receiver and its provider's file need it."""
+    return {
+        name: settings.webhook_feed(name, PROVIDERS[feed.provider].facts.tolerance)
+        for name, feed in settings.feeds.items()
+    }
+
+
+@asynccontextmanager
+async def open_database(settings: Settings, *, check_schema: bool = True) -> AsyncIterator[Database]:
+    """Give the database of the settings: the one that `database.url` names, or else the embedded one, started.
+
+    The embedded one is shared with every other program on this machine that names the same directory, and the last one
+    stops it. It is migrated here; at a `database.url` a schema older than this program is refused. Neither happens
+    where `check_schema` is False. Raises UserError.
+    """
+    if settings.database.url:
+        if check_schema:
+            await _refuse_old_schema(settings.database.direct_url or settings.database.url)
+        yield Database(settings.database.url, None)
+        return
+    # Blocks the loop, on which nothing runs yet or any more; in a thread Ctrl-C would leave a start half-way.
+    with EmbeddedPostgres(settings.database.data_dir) as embedded:
+        if check_schema:
+            await migrate.migrate(embedded.dsn())
+        yield Database(embedded.dsn(), embedded)
+
+
+async def _refuse_old_schema(dsn: str) -> None:
+    if missing := await migrate.pending(dsn):
+        raise UserError(
+            f"the database's schema is older than this program ({len(missing)} migrations are missing, the first is "
+            f"{missing[0]}): run reconciler migrate"
+        )
+
+
+async def open_pool(dsn: str, *, size: int, application: str, min_size: int = 1) -> BoundedPool:
+    """Return an open pool, to be closed by the caller. Raises DatabaseUnavailable, in one line without the password."""
+    try:
+        return await connect_pool(dsn, size=size, min_size=min_size, application=application)
+    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise DatabaseUnavailable(describe_connection_error(dsn, error)) from error

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that `reconciler serve` is: receiver, passes and probes on one event loop, put together here."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, Literal, cast
+
+import asyncpg
+import structlog
+from aiohttp import web
+from yarl import URL
+
+from reconciler import composition, metrics
+from reconciler.errors import DatabaseUnavailable, UserError
+from reconciler.health import Health
+from reconciler.postgres import EmbeddedPostgres
+from reconciler.reconcile import run_pass
+from reconciler.scheduler import Clock, Worker, finish, listen, reason_of
+from reconciler.settings import Settings
+from webhooks.counters import Counters
+from webhooks.database import ACQUIRE_SECONDS, BoundedPool
+from webhooks.fetch import open_fetch
+from webhooks.inbox import Inbox, InboxBusy, InboxUnavailable
+from webhooks.provider import Fetch
+from webhooks.receiver import RECEIVER, Limits, make_receiver
+from webhooks.writer import FAILURES
+
+Only = Literal["receiver", "reconciler"] | None
+
+RETRY_SECONDS: Final = 3.0
+"""How long after a database that could not be used at start it is tried again."""
+CHECK_SECONDS: Final = 2.0
+FLUSH_SECONDS: Final = 5.0
+FIGURES_SECONDS: Final = 15.0
+PARTITIONS_SECONDS: Final = 3600.0
+PASS_PAUSE: Final = 1.0
+"""Least time between the beginnings of two passes, however fast evidence comes."""
+FAILED_ROWS_SECONDS: Final = 300.0
+"""How often a pass looks for late evidence of failed rows, too."""
+DRAIN_SECONDS: Final = 12.0
+"""How long requests in flight, and then the work under way, may take at shutdown: together less than Kubernetes' 30."""
+PASS_CONNECTIONS: Final = 3
+
+_log: Final = structlog.get_logger()
+
+
+async def serve(settings: Settings, only: Only = None) -> None:
+    """Serve until SIGTERM or SIGINT, then end what was begun and return; a second signal exits at once.
+
+    `only` leaves out the other half. Raises UserError where a person must help: port in use, account or database name
+    refused, old schema. A database that is away is waited for.
+    """
+    stop = _stop_on_signals()
+    daemon = Daemon(settings, only)
+    async with AsyncExitStack() as stack:  # left from the end: the last thing entered is the first to stop
+        stack.push_async_callback(daemon.close)
+        fetch = await stack.enter_async_context(open_fetch())
+        runner = _runner(daemon.app(fetch))
+        stack.push_async_callback(runner.cleanup)
+        urls = await _listen_http(runner, settings)
+        stack.callback(daemon.drain)
+        _tell_feeds(settings, only, urls)
+        await _until(stop, daemon.open())
+        await stop.wait()
+        _log.info("stopping")
+    _log.info("stopped")
+
+
+class Daemon:
+    """The parts of one process and what they share. `open` begins the work, `close` ends it."""
+
+    def __init__(self, settings: Settings, only: Only) -> None:
+        self._settings = settings
+        self._receives, self._reconciles = only != "reconciler", only != "receiver"
+        self.health = Health(settings.feeds if self._receives else ())
+        self._counters = Counters()
+        self._late_pool = LatePool()
+        self._inbox = Inbox(
+            cast("asyncpg.Pool", self._late_pool),
+            queue_events=settings.receiver.queue_events,
+            queue_bytes=settings.receiver.queue_bytes,
+        )
+        self._receiver_app: web.Application | None = None
+        self._clock = Clock()
+        self._workers: list[Worker] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._listener: asyncio.Task[None] | None = None
+        self._flush: Worker | None = None
+        self._opened = AsyncExitStack()
+
+    def app(self, fetch: Fetch) -> web.Application:
+        """Return the HTTP side: probes, and the feeds unless this process only reconciles."""
+        app = web.Application()
+        self.health.add_routes(app)
+        if self._receives:
+            limits = Limits(max_body=self._settings.receiver.max_body)
+            feeds = composition.feeds(self._settings)
+            receiver = make_receiver(feeds, self._inbox, fetch, lambda: datetime.now(UTC), self._counters, limits)
+            for resource in receiver.router.resources():
+                if resource.canonical.startswith("/webhooks"):  # its own probes would ask the database each time
+                    app.router.register_resource(resource)
+            self._receiver_app = receiver
+        return app
+
+    def drain(self) -> None:
+        """Take no new deliveries, and tell probes so."""
+        self.health.draining = True
+        if self._receiver_app is not None:
+            self._receiver_app[RECEIVER].draining = True
+
+    async def open(self) -> None:
+        """Wait for the database, then begin all work. Raises UserError where waiting would not help."""
+        while (reason := await self._try_to_open()) is not None:
+            self.health.note_check("the database is not available")
+            _log.warning("database_unavailable", reason=reason, next_try_in_seconds=RETRY_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _try_to_open(self) -> str | None:
+        """Return None once everything works, or why the database can't be used now."""
+        try:
+            async with AsyncExitStack() as stack:
+                await self._open(stack)
+                self._opened = stack.pop_all()
+        except DatabaseUnavailable as error:
+            if not self._settings.database.url or _is_hopeless(error.__cause__):
+                raise
+            return str(error)
+        except FAILURES as error:
+            return reason_of(error)
+        return None
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        database = await stack.enter_async_context(composition.open_database(self._settings))
+        pool = await self._pool(stack, database.dsn, PASS_CONNECTIONS, "reconciler")
+        if self._receives:
+            # At least its writer's and one for everything else; never a connection that a pass could hold.
+            size = max(2, self._settings.database.pool_max_size)
+            self._late_pool.pool = await self._pool(stack, database.dsn, size, "reconciler receiver")
+            await self._make_partitions()
+            await self._inbox.open()
+        self._begin(pool, database)
+
+    async def _pool(self, stack: AsyncExitStack, dsn: str, size: int, application: str) -> BoundedPool:
+        pool = await composition.open_pool(
+            dsn, size=size, min_size=min(size, self._settings.database.pool_min_size), application=application
+        )
+        stack.push_async_callback(_close_pool, pool)
+        return pool
+
+    def _begin(self, pool: BoundedPool, database: composition.Database) -> None:
+        self._worker("check", partial(self._check, pool, database.embedded), "database_unavailable", CHECK_SECONDS)
+        self._worker("figures", partial(self._read_figures, pool), "figures_not_read", FIGURES_SECONDS)
+        if self._receives:
+            self._flush = self._worker("counters", self._flush_counters, "counters_not_written", FLUSH_SECONDS)
+            self._worker("partitions", self._make_partitions, "partitions_not_made", PARTITIONS_SECONDS)
+        if self._reconciles:
+            every = self._settings.reconcile.every.total_seconds()
+            passes = self._worker("pass", self._passes(pool), "pass_failed", every, PASS_PAUSE)
+            dsn = self._settings.database.direct_url or database.dsn
+            self._listener = asyncio.create_task(listen(dsn, passes), name="listener")
+        self._clock.start()
+
+    def _worker(
+        self, name: str, work: Callable[[], Awaitable[object]], failed_event: str, every: float, pause: float = 0.0
+    ) -> Worker:
+        worker = Worker(name, work, failed_event, pause)
+        self._workers.append(worker)
+        self._tasks.append(asyncio.create_task(worker.run(), name=name))
+        self._clock.every(every, worker)
+        return worker
+
+    async def close(self) -> None:
+        """Commit what waits, let a running pass end, write the counters, close the database. May be called unopened."""
+        self._clock.stop()
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
+        await self._inbox.close()
+        await finish(self._workers, self._tasks, DRAIN_SECONDS)
+        if self._flush is not None:
+            await self._flush.attempt()
+        await self._opened.aclose()
+
+    def _passes(self, pool: BoundedPool) -> Callable[[], Awaitable[None]]:
+        policies = composition.policies(self._settings)
+        who = f"{socket.gethostname()}:{os.getpid()}"
+        looked_at_failed = -math.inf
+
+        async def one_pass() -> None:
+            nonlocal looked_at_failed
+            began = time.monotonic()
+            look_at_failed = began - looked_at_failed >= FAILED_ROWS_SECONDS
+            report = await run_pass(pool, policies, who=who, look_at_failed=look_at_failed)
+            if look_at_failed:
+                looked_at_failed = began
+            metrics.note_pass(report.counts, time.monotonic() - began)
+
+        return one_pass
+
+    async def _read_figures(self, pool: BoundedPool) -> None:
+        if self._receives:
+            self.health.note_feeds(await metrics.read_feeds(pool))
+        if self._reconciles:
+            await metrics.read_undecided(pool)
+
+    async def _check(self, pool: BoundedPool, embedded: EmbeddedPostgres | None) -> None:
+        """Ask the database whether it answers; an embedded one that was killed is started again."""
+        try:
+            await self._ask(pool)
+        except (InboxUnavailable, *FAILURES) as error:
+            self.health.note_check("the database is not available")
+            if embedded is None:
+                raise
+            _log.warning("database_unavailable", reason=reason_of(error))
+            await asyncio.to_thread(embedded.start)
+            await self._ask(pool)
+
+    async def _ask(self, pool: BoundedPool) -> None:
+        try:
+            if self._receives:
+                await self._inbox.check()
+            else:
+                async with asyncio.timeout(ACQUIRE_SECONDS):
+                    await pool.execute(ASK)
+        except InboxBusy as error:  # the receiver logs it; here it only turns requests away
+            self.health.note_check(str(error))
+        else:
+            self.health.note_check(None)
+
+    async def _flush_counters(self) -> None:
+        await self._counters.flush(self._late_pool.pool)
+
+    async def _make_partitions(self) -> None:
+        assert self._late_pool.pool is not None  # noqa: S101 - opened before anything works
+        await self._late_pool.pool.fetch(MAKE_PARTITIONS)
+        await self._inbox.refresh_partitions()
+
+
+MAKE_PARTITIONS: Final = "SELECT provider_event_make_partitions()"
+ASK: Final = "SELECT 1"
+
+
+class LatePool:
+    """Stands for the receiver's pool from the start, though the database may come up later."""
+
+    def __init__(self) -> None:
+        self.pool: BoundedPool | None = None
+
+    def acquire(self, *, timeout: float | None = ACQUIRE_SECONDS) -> Any:
+        """Return a connection of the pool. Raises asyncpg's InterfaceError before there is one."""
+        if self.pool is None:
+            raise asyncpg.InterfaceError("the database has not been reached yet")
+        return self.pool.acquire(timeout=timeout)
+
+    async def release(self, connection: Any) -> None:
+        """Give a connection back."""
+        if self.pool is not None:
+            await self.pool.release(connection)
+
+
+async def _close_pool(pool: BoundedPool) -> None:
+    try:
+        await asyncio.wait_for(pool.close(), ACQUIRE_SECONDS)
+    except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        pool.terminate()
+
+
+def _is_hopeless(cause: BaseException | None) -> bool:
+    """Say whether a person must put it right: a wrong URL, account, password or database name."""
+    wrong = (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
+    return isinstance(cause, wrong)
+
+
+async def _until(stop: asyncio.Event, opening: Coroutine[Any, Any, None]) -> None:
+    """Wait until it is open, or give up opening when told to stop. Raises what opening raises."""
+    opened = asyncio.create_task(opening, name="open")
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait((opened, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if opened.done():
+            opened.result()
+    finally:
+        opened.cancel()
+        stopped.cancel()
+        await asyncio.gather(opened, stopped, return_exceptions=True)
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+
+    def heard(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, heard, number)
+    return stop
+
+
+def _runner(app: web.Application) -> web.AppRunner:
+    return web.AppRunner(
+        app, auto_decompress=False, handler_cancellation=False, access_log=None, shutdown_timeout=DRAIN_SECONDS
+    )
+
+
+async def _listen_http(runner: web.AppRunner, settings: Settings) -> list[str]:
+    """Begin to answer, and return the addresses. Raises UserError where the port can't be had."""
+    host, port = settings.receiver.host, settings.receiver.port
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"port {port} on {host} is in use: stop the other program, or set receiver.port") from error
+        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        raise UserError(f"port {port} on {host} can't be had ({reason}): set receiver.host or receiver.port") from error
+    return [str(URL.build(scheme="http", host=host, port=port)) for host, port, *_ in runner.addresses]
+
+
+def _tell_feeds(settings: Settings, only: Only, urls: list[str]) -> None:
+    _log.info("serving", urls=urls, only=only or "all")
+    if only == "reconciler":
+        return
+    base = settings.receiver.public_url or urls[0]
+    for name, feed in settings.feeds.items():
+        _log.info("feed_configured", feed=name, provider=feed.provider, url=f"{base}/webhooks/{name}")
+    for warning in settings.warnings():
+        _log.warning("configuration_warning", text=warning)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a status a person should know, what needs one, and what to do about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from reconciler.feeds import ALL_FEEDS
+from reconciler.settings import Settings
+from reconciler.status import FeedStatus, Status, Undecided
+from reconciler.units import format_duration
+
+HELD_TOO_LONG: Final = timedelta(hours=1)
+"""Held for longer, a send needs a person, unless its class decides by itself after `give_up_after`."""
+
+UNCLAIMED_TOO_LONG: Final = timedelta(minutes=15)
+"""Released for longer and claimed by nobody: the application does not retry."""
+
+NO_PASS: Final = timedelta(minutes=5)
+"""Without a pass for longer, while sends wait for one. Four times `reconcile.every` where that is more."""
+
+SKEW: Final = timedelta(seconds=30)
+"""Greatest difference between this host's clock and the database's."""
+
+FOREIGN_EVENTS: Final = 20
+"""So many events of a day, and more than half, whose key no row has: another installation's, or the wrong database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing worth knowing."""
+
+    code: str
+    """A stable word: held, unclaimed, refused, partition, foreign, no_pass, clock ..."""
+    text: str
+    advice: str
+    """What to do about it."""
+    feed: str | None = None
+    needs_person: bool = True
+
+    def line(self) -> str:
+        """Return it as one line."""
+        place = f" {self.feed}" if self.feed else ""
+        return f"{self.code}{place}: {self.text}: {self.advice}"
+
+
+def judge(status: Status, settings: Settings) -> Iterator[Finding]:
+    """Name what of a status is worth knowing, and whether it needs a person."""
+    for group in status.undecided:
+        yield from _judge_undecided(group, status.now, settings)
+    yield from _judge_passes(status, settings)
+    for feed in status.feeds:
+        yield from _judge_feed(feed)
+    yield from _judge_deliveries(status)
+    yield from _judge_database(status, settings)
+    for warning in settings.warnings():
+        yield Finding("settings", *_split_advice(warning))
+
+
+def _split_advice(warning: str) -> tuple[str, str]:
+    text, _, advice = warning.rpartition(": ")
+    return text, advice
+
+
+def _judge_undecided(group: Undecided, now: datetime, settings: Settings) -> Iterator[Finding]:
+    age = now - group.since
+    if group.state == "held" and age > _patience(group, now, settings):
+        yield Finding(
+            "held",
+            f"{_sends(group)} held ({group.reason}), the oldest for {roughly(age)}",
+            "see reconciler why KEY, then decide with reconciler release, confirm or fail",
+            group.feed,
+        )
+    if group.state == "released" and age > UNCLAIMED_TOO_LONG:
+        yield Finding(
+            "unclaimed",
+            f"{_sends(group)} released ({group.reason}) and claimed by nobody, the oldest for {roughly(age)}",
+            "let the application claim them again, or end them with reconciler fail",
+            group.feed,
+        )
+
+
+def _patience(group: Undecided, now: datetime, settings: Settings) -> timedelta:
+    """Return how long such sends may be held before a person is needed."""
+    rules = settings.rules_for(group.feed, group.message_class)
+    if rules.on_unknown == "hold" or group.submit_by is None:
+        return HELD_TOO_LONG
+    # The class decides by itself then; still held an hour later, something keeps it from that.
+    decides_at = group.submit_by + rules.give_up_after
+    return max(HELD_TOO_LONG, decides_at + HELD_TOO_LONG - group.since) if now < decides_at else HELD_TOO_LONG
+
+
+def _sends(group: Undecided) -> str:
+    return f"{group.n} send{'s' if group.n > 1 else ''} of class {group.message_class}"
+
+
+def _judge_passes(status: Status, settings: Settings) -> Iterator[Finding]:
+    longest = max(NO_PASS, 4 * settings.reconcile.every)
+    last = status.last_pass
+    waiting_since = min((group.since for group in status.undecided), default=status.now)
+    if max(waiting_since, last.started_at if last else waiting_since) < status.now - longest:
+        when = f"the last pass began {roughly(status.now - last.started_at)} ago" if last else "there never was a pass"
+        yield Finding(
+            "no_pass", f"{when}, and sends wait for one", "start reconciler serve, or run reconciler reconcile"
+        )
+
+
+def _judge_feed(feed: FeedStatus) -> Iterator[Finding]:
+    if feed.provider is None and feed.feed != ALL_FEEDS:
+        yield Finding(
+            "unknown_feed",
+            "sends name this feed, and no settings do, so nothing is ever heard of them",
+            f"add [feeds.{feed.feed}], or correct the name that the sender uses",
+            feed.feed,
+        )
+    name = None if feed.feed == ALL_FEEDS else feed.feed
+    option = f" --feed {name}" if name else ""
+    for hold in feed.holds:
+        because = f" ({feed.hold_reason})" if feed.hold_reason else ""
+        yield Finding(
+            hold,
+            f"{'no' if name else 'no feed'} releases while it lasts{because}",
+            f"reconciler resume{option} --reason TEXT once the cause is gone",
+            name,
+            needs_person=hold != "paused",
+        )
+    if feed.refused_at and (feed.stored_at is None or feed.refused_at > feed.stored_at):
+        yield Finding(
+            "refused",
+            "the newest delivery was refused, so its silence proves nothing",
+            "compare the feed's secrets with the provider's settings; reconciler status lists the reasons",
+            feed.feed,
+        )
+    elif feed.provider and feed.sends_unheard:
+        yield Finding(
+            "no_delivery",
+            "sends were answered, and no event was delivered for a day",
+            "check that the provider's webhook is registered, active, and reaches this receiver",
+            feed.feed,
+        )
+
+
+def _judge_deliveries(status: Status) -> Iterator[Finding]:
+    for feed, (keyed, unknown) in sorted(status.foreign.items()):
+        if unknown >= FOREIGN_EVENTS and unknown > keyed / 2:
+            yield Finding(
+                "foreign",
+                f"{unknown} of {keyed} events of the last day have a key that no send has",
+                "does another installation use this account? Then set a namespace with reconciler migrate --namespace; "
+                "else look whether the senders use this database",
+                feed,
+            )
+
+
+def _judge_database(status: Status, settings: Settings) -> Iterator[Finding]:
+    if status.missing_months:
+        yield Finding(
+            "partition",
+            f"provider_event has no partition for {' and '.join(status.missing_months)}",
+            'run reconciler psql -c "SELECT provider_event_make_partitions()", and see why the daemon did not',
+        )
+    if abs(status.clock_skew) > SKEW:
+        ahead = "ahead of" if status.clock_skew > timedelta(0) else "behind"
+        yield Finding(
+            "clock",
+            f"the database's clock is {roughly(abs(status.clock_skew))} {ahead} this host's",
+            "set both by NTP; decisions use the database's alone, signed timestamps are checked by this host's",
+        )
+    if status.pooler:
+        direct = settings.database.direct_url is not None
+        yield Finding(
+            "pooler",
+            "database.url leads through a pooler in transaction mode, where LISTEN and session locks do not work",
+            "direct_url is used for those" if direct else "set database.direct_url to the server itself",
+            needs_person=not direct,
+        )
+
+
+def roughly(age: timedelta) -> str:
+    """Return an age in one unit that a person takes in at a glance."""
+    for unit in (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)):
+        if age >= 2 * unit:
+            return format_duration(age // unit * unit)
+    return format_duration(timedelta(seconds=max(0, int(age.total_seconds()))))

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the reconciling half tells Prometheus: verdicts, passes, and figures that are read from the database.
+
+The figures are read at intervals, never by a scrape; `reconciler_figures_timestamp_seconds` tells how old they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from prometheus_client import Counter, Gauge, Histogram
+
+VERDICTS: Final = Counter(
+    "reconciler_verdicts", "What passes decided; a row that stays held counts each time.", ["action", "reason"]
+)
+STATEMENTS_RETRIED: Final = Counter("reconciler_statements_retried", "Statements of passes that were repeated.")
+PASS_SECONDS: Final = Histogram(
+    "reconciler_pass_seconds",
+    "Duration of whole passes.",
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+)
+LAST_PASS: Final = Gauge("reconciler_last_pass_timestamp_seconds", "When the newest whole pass ended.")
+WORK_FAILED: Final = Counter("reconciler_work_failed", "Background work that failed, passes among it.", ["work"])
+TICKS_MISSED: Final = Counter("reconciler_ticks_missed", "Ticks of the clock that did not happen.", ["work", "cause"])
+DATABASE_UP: Final = Gauge("reconciler_database_up", "1 if the database answered the newest check.")
+
+SENDS: Final = Gauge(
+    "reconciler_sends",
+    "Undecided sends: claimed, released for retry, or pending and looked at; by the reason that holds them.",
+    ["state", "held"],
+)
+OLDEST_CLAIMED: Final = Gauge("reconciler_oldest_claimed_seconds", "Age of the oldest claim without a verdict.")
+OLDEST_RELEASED: Final = Gauge("reconciler_oldest_released_seconds", "Age of the oldest release that nobody claimed.")
+REFUSED_IN_A_ROW: Final = Gauge(
+    "reconciler_feed_refused_in_a_row",
+    "Deliveries refused since the newest good one, within a day.",
+    ["feed"],
+)
+FIGURES_READ: Final = Gauge("reconciler_figures_timestamp_seconds", "When the figures of the database were read.")
+
+
+def note_pass(counts: Mapping[str, int], seconds: float) -> None:
+    """Count a pass and what it reported: `action:reason`, `waiting`, `retried`."""
+    PASS_SECONDS.observe(seconds)
+    LAST_PASS.set_to_current_time()
+    for name, n in counts.items():
+        action, colon, reason = name.partition(":")
+        if colon or name == "waiting":
+            VERDICTS.labels(action, reason).inc(n)
+    STATEMENTS_RETRIED.inc(counts.get("retried", 0))
+
+
+# The partial index over undecided rows answers it.
+UNDECIDED: Final = """
+SELECT CASE WHEN released_at IS NOT NULL THEN 'released' ELSE state END AS state, coalesce(held_reason, '') AS held,
+       count(*) AS n,
+       extract(epoch FROM clock_timestamp() - min(CASE WHEN state = 'claimed' THEN claimed_at ELSE released_at END))
+           ::float8 AS oldest
+FROM send_log
+WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL
+GROUP BY 1, 2
+"""
+
+
+async def read_undecided(pool: Any) -> None:
+    """Set the figures of undecided sends."""
+    rows = await pool.fetch(UNDECIDED)
+    SENDS.clear()
+    for state in ("claimed", "released"):
+        SENDS.labels(state, "").set(0)
+    for row in rows:
+        SENDS.labels(row["state"], row["held"]).set(row["n"])
+    for gauge, state in ((OLDEST_CLAIMED, "claimed"), (OLDEST_RELEASED, "released")):
+        gauge.set(max((row["oldest"] for row in rows if row["state"] == state), default=0.0))
+    FIGURES_READ.set_to_current_time()
+
+
+@dataclass(frozen=True, slots=True)
+class FeedFigures:
+    """How deliveries of one feed ended within a day."""
+
+    stored_at: datetime | None
+    """When the newest verified delivery came."""
+    refused_at: datetime | None
+    refused_in_a_row: int
+    """Refused since the newest verified one, give or take those of its minute."""
+
+
+DELIVERED: Final = """
+WITH lately AS (
+    SELECT feed, n, last_at, outcome LIKE 'refused:%' AS refused,
+           max(last_at) FILTER (WHERE outcome IN ('stored', 'control')) OVER (PARTITION BY feed) AS stored_at
+    FROM feed_delivery
+    WHERE minute > clock_timestamp() - interval '1 day'
+)
+SELECT feed, max(stored_at) AS stored_at, max(last_at) FILTER (WHERE refused) AS refused_at,
+       coalesce(sum(n) FILTER (WHERE refused AND last_at > coalesce(stored_at, '-infinity')), 0)::int AS in_a_row
+FROM lately
+GROUP BY feed
+"""
+
+
+async def read_feeds(pool: Any) -> dict[str, FeedFigures]:
+    """Return how the deliveries of each feed ended, and set the figures of refusals."""
+    rows = await pool.fetch(DELIVERED)
+    for row in rows:
+        REFUSED_IN_A_ROW.labels(row["feed"]).set(row["in_a_row"])
+    return {row["feed"]: FeedFigures(row["stored_at"], row["refused_at"], row["in_a_row"]) for row in rows}

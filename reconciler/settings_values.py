@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How single settings are read: durations, sizes, lists, URLs, and secrets that lie in a file or a variable."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, PlainValidator, ValidationInfo
+
+from reconciler.settings_sources import FromEnvironment
+from reconciler.units import parse_duration, parse_size
+from webhooks.signature import CREDENTIAL_SCHEMES
+
+MASK: Final = "***"
+POSTGRES_SCHEMES: Final = ("postgresql://", "postgres://")
+_CREDENTIALS: Final = {
+    "basic:": ("basic:user:password", re.compile(r"[^:]+:.*\S.*", re.DOTALL)),
+    "bearer:": ("bearer:TOKEN", re.compile(r".*\S.*", re.DOTALL)),
+    "header:": ("header:Name=value", re.compile(r"[^=\s]+=.*\S.*", re.DOTALL)),
+    "query:": ("query:name=value", re.compile(r"[^=\s]+=.*\S.*", re.DOTALL)),
+}
+"""The forms of `webhooks.signature.CREDENTIAL_SCHEMES`: an example, and what has to follow the scheme."""
+_PASSWORD: Final = re.compile(r"(://[^:/?#]*:)(.*)(@)")  # to the last @: a password may hold anything, also unescaped
+_SECRET_PARAMETER: Final = re.compile(r"([?&][^=&]*(?:password|secret|token|key|sig|signature)=)[^&#]*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What reading a setting may look at."""
+
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    folder: Path = Path()
+    """Where relative paths start: the folder of the settings file."""
+    providers: Collection[str] | None = None
+    """The providers that exist; None: not checked."""
+
+
+def _context(info: ValidationInfo) -> Context:
+    return info.context or Context()
+
+
+def _duration(value: object) -> timedelta:
+    return value if isinstance(value, timedelta) else parse_duration(str(value))
+
+
+def _tolerance(value: object) -> timedelta | str:
+    return "off" if value == "off" else _duration(value)
+
+
+def _size(value: object) -> object:
+    return parse_size(value) if isinstance(value, str) and not value.isdecimal() else _no_truth_value(value)
+
+
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")  # noqa: TRY004 - pydantic reports ValueErrors only
+    return value
+
+
+def _list(value: object) -> object:
+    """Read a list that is one bare value. In a variable it may also be JSON, or parted by commas.
+
+    A comma in a credential (`basic:user:pass,word`) is part of it: several of those have to be written as JSON.
+    """
+    if not isinstance(value, str):
+        return value
+    if not isinstance(value, FromEnvironment) or value.startswith(CREDENTIAL_SCHEMES):
+        return [str(value)]
+    if value.lstrip().startswith("["):
+        return _json_list(value)
+    return [part.strip() for part in value.split(",")]
+
+
+def _json_list(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError('is no JSON list: write ["one", "two"]') from None
+
+
+def _secret(value: object, info: ValidationInfo) -> str:
+    """Return a secret, fetched from where `file:PATH` or `env:NAME` says it lies."""
+    if not isinstance(value, str):
+        raise ValueError("must be text")  # noqa: TRY004 - pydantic reports ValueErrors only
+    scheme, _, rest = value.partition(":")
+    if scheme == "file":
+        secret, source = _from_file(_context(info).folder / rest), f" in the file {rest}"
+    elif scheme == "env":
+        secret, source = _from_variable(rest, _context(info).environ), f" in the variable {rest}"
+    else:
+        secret, source = value, ""
+    if not secret.strip():
+        raise ValueError(f"is empty{source}: set the secret, or remove the setting")
+    return secret
+
+
+def _from_file(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig").rstrip("\r\n")
+    except OSError as error:
+        raise ValueError(f"lies in the file {path}, which can't be read ({error.strerror}): check the path") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"lies in the file {path}, which is not text: check the path") from None
+
+
+def _from_variable(name: str, environ: Mapping[str, str]) -> str:
+    if name not in environ:
+        raise ValueError(f"lies in the variable {name}, which is not set: set it")
+    return environ[name]
+
+
+def _feed_secret(secret: str) -> str:
+    if secret.startswith("whpk_"):
+        raise ValueError("is a public key (whpk_), which verifies nothing here: set the signing secret (whsec_)")
+    scheme, colon, rest = secret.partition(":")
+    example, form = _CREDENTIALS.get(scheme + colon, ("", None))
+    if form and not form.fullmatch(rest):
+        raise ValueError(f"is half a credential, which anybody could send: write {example}")
+    return secret
+
+
+def _database_url(url: str) -> str:
+    if not url.startswith(POSTGRES_SCHEMES):
+        raise ValueError("is no PostgreSQL URL: write postgresql://user:password@host/database")
+    return url
+
+
+def _http_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 0) >= 0
+    except ValueError:
+        fine = False
+    if not fine:
+        raise ValueError("is no URL: write it in full, as in https://hooks.example.com")
+    return url
+
+
+def _path(value: object, info: ValidationInfo) -> object:
+    if not isinstance(value, str):
+        return value
+    if not value:
+        raise ValueError("is empty: write a path, or remove the setting")
+    return _context(info).folder / Path(value).expanduser()
+
+
+def masked_url(url: str) -> str:
+    """Return a URL with `***` for its password and for any query parameter whose name sounds like a secret."""
+    return _SECRET_PARAMETER.sub(rf"\1{MASK}", _PASSWORD.sub(rf"\1{MASK}\3", url))
+
+
+def url_password(url: str) -> str:
+    """Return the password in a URL as it was meant, or nothing."""
+    found = _PASSWORD.search(url)
+    return unquote(found[2]) if found else ""
+
+
+def credential_value(secret: str) -> str:
+    """Return the part of a `basic:`, `bearer:`, `header:` or `query:` secret that is secret; nothing for others."""
+    scheme, _, rest = secret.partition(":")
+    match scheme:
+        case "bearer":
+            return rest
+        case "basic":
+            return rest.partition(":")[2]
+        case "header" | "query":
+            return rest.partition("=")[2]
+    return ""
+
+
+T = TypeVar("T")
+
+Duration = Annotated[timedelta, BeforeValidator(_duration)]
+Tolerance = Annotated[timedelta | Literal["off"] | None, PlainValidator(_tolerance)]
+Size = Annotated[int, BeforeValidator(_size)]
+Whole = Annotated[int, BeforeValidator(_no_truth_value)]
+Number = Annotated[float, BeforeValidator(_no_truth_value)]
+OneOrMany = Annotated[tuple[T, ...], BeforeValidator(_list)]
+Secret = Annotated[str, BeforeValidator(_secret)]
+"""Text that may lie in a file or a variable. Fields of this type are declared with `repr=False`, and so are masked."""
+FeedSecret = Annotated[Secret, AfterValidator(_feed_secret)]
+DatabaseUrl = Annotated[Secret, AfterValidator(_database_url)]
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+RelativePath = Annotated[Path, BeforeValidator(_path)]

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the whole stands: undecided sends, feeds, deliveries, passes, database. Judged in `findings`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from reconciler.feeds import ALL_FEEDS
+from reconciler.ledger import Connection
+from reconciler.settings import Settings
+from webhooks.database import is_behind_pooler
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """Sends of one feed and class that stand alike."""
+
+    state: str
+    """pending, claimed, released (pending after a release) or held."""
+    feed: str
+    message_class: str
+    reason: str
+    n: int
+    since: datetime
+    """When the oldest of them came to stand so."""
+    submit_by: datetime | None
+    """The oldest of theirs."""
+    under_hour: int
+    under_day: int
+    over_day: int
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStatus:
+    """How one feed stands."""
+
+    feed: str
+    provider: str | None
+    """None: not configured here."""
+    stored_at: datetime | None
+    """When the last delivery of 30 days was stored."""
+    refused_at: datetime | None
+    """When the last delivery within a day was refused."""
+    holds: tuple[str, ...]
+    hold_reason: str | None
+    sends_unheard: bool
+    """Sends of the last day were answered an hour ago or more, and yet nothing was delivered in that day."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedDeliveries:
+    """Deliveries of a day that the receiver refused, of one feed and for one reason."""
+
+    feed: str
+    reason: str
+    last_hour: int
+    last_day: int
+    last_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PassStatus:
+    """The newest pass over all feeds."""
+
+    started_at: datetime
+    ended_at: datetime | None
+    who: str
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How the whole stands, by the database's clock."""
+
+    now: datetime
+    undecided: list[Undecided]
+    feeds: list[FeedStatus]
+    refused: list[RefusedDeliveries]
+    foreign: dict[str, tuple[int, int]]
+    """By feed: events of the last day with a key, and those of them whose key no row has (of at most 20,000)."""
+    missing_months: list[str]
+    last_pass: PassStatus | None
+    clock_skew: timedelta
+    """How far the database's clock is ahead of this host's."""
+    pooler: bool
+
+
+async def read_status(
+    connection: Connection, settings: Settings, host_clock: Callable[[], datetime], feed: str | None = None
+) -> Status:
+    """Look at everything that a person should know, of one feed or all. Changes nothing."""
+    skew, now = await _clock_skew(connection, host_clock)
+    undecided = await _undecided(connection, now, feed)
+    names = {feed} if feed else set(settings.feeds) | {group.feed for group in undecided}
+    return Status(
+        now=now,
+        undecided=undecided,
+        feeds=await _feeds(connection, settings, sorted(names), now),
+        refused=await _refused(connection, sorted(names), now),
+        foreign=await _foreign(connection, now, feed),
+        missing_months=await _missing_months(connection, now),
+        last_pass=await _last_pass(connection),
+        clock_skew=skew,
+        pooler=await is_behind_pooler(connection),
+    )
+
+
+DATABASE_CLOCK: Final = "SELECT clock_timestamp()"
+
+
+async def _clock_skew(connection: Connection, host_clock: Callable[[], datetime]) -> tuple[timedelta, datetime]:
+    before = host_clock()
+    now: datetime = await connection.fetchval(DATABASE_CLOCK)
+    after = host_clock()
+    return now - (before + (after - before) / 2), now
+
+
+# The index of rows that passes look at holds just these.
+UNDECIDED: Final = """
+SELECT state, feed, message_class, reason, count(*) AS n, min(since) AS since, min(submit_by) AS submit_by,
+       count(*) FILTER (WHERE since > $1 - interval '1 hour') AS under_hour,
+       count(*) FILTER (WHERE since <= $1 - interval '1 hour' AND since > $1 - interval '1 day') AS under_day,
+       count(*) FILTER (WHERE since <= $1 - interval '1 day') AS over_day
+FROM (
+    SELECT feed, message_class, submit_by,
+        CASE WHEN held_reason IS NOT NULL THEN 'held' WHEN released_at IS NOT NULL THEN 'released' ELSE state END
+            AS state,
+        coalesce(held_reason, release_basis,
+            CASE WHEN state = 'pending' THEN 'scheduled' WHEN submit_by > $1 THEN 'submitting' ELSE 'silence' END)
+            AS reason,
+        coalesce(held_since, released_at, CASE WHEN state = 'claimed' THEN claimed_at ELSE updated_at END) AS since
+    FROM send_log
+    WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL AND ($2::text IS NULL OR feed = $2)
+) AS rows
+GROUP BY 1, 2, 3, 4
+ORDER BY since
+"""
+
+
+async def _undecided(connection: Connection, now: datetime, feed: str | None) -> list[Undecided]:
+    return [Undecided(**row) for row in await connection.fetch(UNDECIDED, now, feed)]
+
+
+FEEDS: Final = """
+SELECT asked.feed, stored.last_at AS stored_at, refused.last_at AS refused_at,
+       array_remove(ARRAY[CASE WHEN s.paused_at IS NOT NULL THEN 'paused' END,
+                          CASE WHEN s.breaker_at IS NOT NULL THEN 'breaker' END,
+                          CASE WHEN s.suspect_at IS NOT NULL THEN 'suspect' END], NULL) AS holds,
+       s.reason AS hold_reason,
+       coalesce(stored.last_at <= $2 - interval '1 day', true) AND EXISTS (
+           SELECT FROM send_log c WHERE c.feed = asked.feed AND c.answered_at IS NOT NULL AND c.attempt = 1
+              AND c.first_claimed_at BETWEEN $2 - interval '1 day' AND $2 - interval '1 hour') AS sends_unheard
+FROM unnest($1::text[]) AS asked(feed)
+LEFT JOIN feed_state s ON s.feed = asked.feed
+LEFT JOIN LATERAL (
+    SELECT last_at FROM feed_delivery d
+    WHERE d.feed = asked.feed AND d.outcome = 'stored' AND d.minute > $2 - interval '30 days'
+    ORDER BY d.minute DESC LIMIT 1
+) AS stored ON true
+CROSS JOIN LATERAL (
+    SELECT max(last_at) AS last_at FROM feed_delivery d
+    WHERE d.feed = asked.feed AND d.outcome LIKE 'refused:%' AND d.minute > $2 - interval '1 day'
+) AS refused
+ORDER BY asked.feed
+"""
+
+
+async def _feeds(connection: Connection, settings: Settings, names: list[str], now: datetime) -> list[FeedStatus]:
+    rows = await connection.fetch(FEEDS, [*names, ALL_FEEDS], now)
+    found = []
+    for row in rows:
+        configured = settings.feeds.get(row["feed"])
+        if row["feed"] != ALL_FEEDS or row["holds"]:
+            values = {**row, "holds": tuple(row["holds"]), "provider": configured.provider if configured else None}
+            found.append(FeedStatus(**values))
+    return found
+
+
+REFUSED: Final = """
+SELECT feed, substr(outcome, 9) AS reason,
+       coalesce(sum(n) FILTER (WHERE minute > $2 - interval '1 hour'), 0)::bigint AS last_hour,
+       sum(n)::bigint AS last_day, max(last_at) AS last_at
+FROM feed_delivery
+WHERE feed = ANY ($1::text[]) AND minute > $2 - interval '1 day' AND outcome LIKE 'refused:%'
+GROUP BY 1, 2
+ORDER BY 1, 2
+"""
+
+
+async def _refused(connection: Connection, names: list[str], now: datetime) -> list[RefusedDeliveries]:
+    return [RefusedDeliveries(**row) for row in await connection.fetch(REFUSED, names, now)]
+
+
+# Bounded: one or two partitions, their index by time of storing, and a sample where there is more.
+FOREIGN: Final = """
+SELECT e.feed, count(*) AS keyed,
+       count(*) FILTER (WHERE NOT EXISTS (SELECT FROM send_log s WHERE s.wire_key = e.wire_key)) AS unknown
+FROM (
+    SELECT feed, wire_key FROM provider_event
+    WHERE partition_at > $1 - interval '2 days' AND received_at > $1 - interval '1 day'
+      AND wire_key NOT LIKE '~%' AND source IN ('http', 'sqs') AND ($2::text IS NULL OR feed = $2)
+    LIMIT 20000
+) AS e
+GROUP BY e.feed
+"""
+
+
+async def _foreign(connection: Connection, now: datetime, feed: str | None) -> dict[str, tuple[int, int]]:
+    return {row["feed"]: (row["keyed"], row["unknown"]) for row in await connection.fetch(FOREIGN, now, feed)}
+
+
+MISSING_MONTHS: Final = """
+SELECT to_char(month, 'YYYY-MM') AS month
+FROM (SELECT date_trunc('month', $1 AT TIME ZONE 'UTC') + n * interval '1 month' AS month
+      FROM generate_series(0, 1) AS n) AS wanted
+WHERE month::date NOT IN (SELECT provider_event_months())
+ORDER BY 1
+"""
+
+
+async def _missing_months(connection: Connection, now: datetime) -> list[str]:
+    return [row["month"] for row in await connection.fetch(MISSING_MONTHS, now)]
+
+
+LAST_PASS: Final = """
+SELECT started_at, ended_at, who, counts FROM pass WHERE feed IS NULL AND NOT dry_run ORDER BY started_at DESC LIMIT 1
+"""
+
+
+async def _last_pass(connection: Connection) -> PassStatus | None:
+    row = await connection.fetchrow(LAST_PASS)
+    return PassStatus(**{**row, "counts": json.loads(row["counts"])}) if row else None

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The story of one send: what was claimed, said and decided, how it stands, and what happens next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import asyncpg
+
+from reconciler import ledger
+from reconciler.ledger import Connection, Controls
+from reconciler.logs import Redactor
+from reconciler.policy import Action, Verdict
+from reconciler.reconcile import CONTROLS_A_SIDE, Policies, Scope, look
+from reconciler.units import format_duration
+
+MOST_EVENTS: Final = 500
+"""Events of one send that are shown; a newsletter's clicks are endless, and its first events tell the story."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that happened."""
+
+    at: datetime
+    what: str
+    """recorded, claim, answer, event, verdict or note."""
+    text: str
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What the next look at a send will do, or what it waits for."""
+
+    action: str
+    """The verdict that a pass would reach now, `none` where nothing is left to decide."""
+    reason: str
+    at: datetime | None
+    """When a pass looks at it next, by the database's clock. Evidence is acted on by every pass, whenever."""
+    text: str
+    missing: str | None = None
+    """Of a held send: what would decide it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """All that is known of one key. `state` is None where no send has it."""
+
+    wire_key: str
+    now: datetime
+    state: str | None
+    standing: str
+    row: Mapping[str, Any]
+    timeline: list[Entry]
+    next: Next | None
+
+
+ROW: Final = """
+SELECT asked.wire_key AS asked_key, clock_timestamp() AS now, s.*
+FROM (SELECT wire_key($1) AS wire_key) AS asked LEFT JOIN send_log s USING (wire_key)
+"""
+
+EVENTS: Final = """
+SELECT feed, message_id, event_id, occurred_at, received_at, kind, testimony, recipient, reason, source, fence,
+       wire_key <> $1 AS by_message_id
+FROM provider_event WHERE wire_key = ANY (ARRAY[$1, stand_in_key($2, $3), stand_in_key($2, $4)])
+ORDER BY received_at, message_id, event_id LIMIT $5
+"""
+
+VERDICTS: Final = "SELECT * FROM verdict WHERE wire_key = $1 ORDER BY id"
+
+
+async def tell(pool: asyncpg.Pool, policies: Policies, key: str, *, show_recipient: bool = False) -> Story:
+    """Return the story of a send key or wire key. Changes nothing."""
+    async with pool.acquire() as connection:
+        row = await connection.fetchrow(ROW, key)
+        assert row is not None  # noqa: S101 - a LEFT JOIN of one row
+        wire_key, now, known = row["asked_key"], row["now"], row["state"] is not None
+        events = await connection.fetch(
+            EVENTS, wire_key, row["feed"], row["provider_message_id"], row["known_message_id"], MOST_EVENTS
+        )
+        verdicts = await connection.fetch(VERDICTS, wire_key)
+        controls = await _controls(connection, row) if known else None
+    entries = [*_event_entries(events, show_recipient), *_verdict_entries(verdicts)]
+    if not known:
+        return Story(wire_key, now, None, _unknown(events), {}, sorted(entries, key=_when), None)
+    entries += _row_entries(row, verdicts)
+    report = await look(pool, policies, Scope(wire_key=wire_key))
+    verdict = next((verdict for _, verdict in report.verdicts), None)
+    hidden = () if show_recipient else ("recipient", "recipient_key", "payload", "response")
+    facts = {name: value for name, value in row.items() if name not in ("asked_key", "now", *hidden)}
+    foreseen = _foresee(row, verdict, policies, controls)
+    return Story(wire_key, now, row["state"], _standing(row), facts, sorted(entries, key=_when), foreseen)
+
+
+def _when(entry: Entry) -> datetime:
+    return entry.at
+
+
+async def _controls(connection: Connection, row: asyncpg.Record) -> Controls | None:
+    if row["state"] != "claimed":
+        return None
+    return (await ledger.count_controls(connection, [row["wire_key"]])).get(row["wire_key"])
+
+
+def _unknown(events: list[asyncpg.Record]) -> str:
+    if not events:
+        return "no send and no event has this key"
+    return (
+        f"no send has this key, and yet {len(events)} events do: the event came before the row, the row was forgotten, "
+        "or another installation sent it"
+    )
+
+
+def _row_entries(row: asyncpg.Record, verdicts: list[asyncpg.Record]) -> Iterator[Entry]:
+    words = [f"recorded for feed {row['feed']}, class {row['message_class']}"]
+    words += [f"{name} {row[name]}" for name in ("campaign", "source") if row[name]]
+    yield Entry(row["created_at"], "recorded", ", ".join(words), {"feed": row["feed"]})
+    for claim in _claims(row, verdicts):
+        text = f"attempt {claim['attempt']} claimed{_by(claim)}, to be submitted until {_clock(claim['submit_by'])}"
+        yield Entry(claim["claimed_at"], "claim", text, claim)
+    if not any(verdict["action"] == row["state"] for verdict in verdicts) and row["verdict_reason"]:
+        # The sender's own calls write no verdict where they only confirm what was expected.
+        text = f"{row['state']}: {row['verdict_reason']} (by the {row['verdict_source']})"
+        yield Entry(row["sent_at"] or row["failed_at"], "verdict", text, {"source": row["verdict_source"]})
+
+
+def _claims(row: asyncpg.Record, verdicts: list[asyncpg.Record]) -> list[dict[str, Any]]:
+    """Return every claim that is still known of: the row keeps its newest and the time of its first, verdicts the rest."""
+    found = {}
+    for source in (*verdicts, row):
+        if source["claimed_at"] and source["submit_by"]:
+            names = ("attempt", "fence", "feed", "claimed_at", "submit_by")
+            found[source["claimed_at"]] = {name: source[name] for name in names}
+    if row["claimed_at"]:
+        found[row["claimed_at"]]["claimed_by"] = row["claimed_by"]
+    first = row["first_claimed_at"]
+    if first and first not in found:
+        found[first] = {"attempt": 1, "fence": None, "feed": row["feed"], "claimed_at": first, "submit_by": None}
+    return [found[at] for at in sorted(found)]
+
+
+def _by(claim: Mapping[str, Any]) -> str:
+    return f" by {claim['claimed_by']}" if claim.get("claimed_by") else ""
+
+
+def _clock(at: datetime | None) -> str:
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}" if at else "an unknown time"
+
+
+def _event_entries(events: list[asyncpg.Record], show_recipient: bool) -> Iterator[Entry]:
+    redact = Redactor()
+    for event in events:
+        reason = event["reason"]
+        if reason and not show_recipient:
+            reason = redact(None, "", {"reason": reason})["reason"]
+        details = {**event, "reason": reason, "recipient": event["recipient"] if show_recipient else None}
+        what = "answer" if event["source"] == "sender" else "event"
+        yield Entry(
+            event["received_at"], what, _event_text({**details, "by_message_id": event["by_message_id"]}), details
+        )
+
+
+def _event_text(event: Mapping[str, Any]) -> str:
+    if event["source"] == "sender":
+        return (
+            f"the sender told the provider's answer to claim {event['fence']}: accepted{_message(event['message_id'])}"
+        )
+    proves = {"accepted": "proves acceptance", "rejected": "proves rejection", "none": "proves nothing"}
+    words = [f"{event['kind']} from {event['feed']} by {event['source']}, {proves[event['testimony']]}"]
+    if event["occurred_at"]:
+        words.append(f"provider's time {_clock(event['occurred_at'])}")
+    if event["by_message_id"]:
+        words.append("carries no key, found by message id")
+    if event["recipient"]:
+        words.append(f"for {event['recipient']}")
+    if event["reason"]:
+        words.append(f"reason: {event['reason']}")
+    return ", ".join(words) + _message(event["message_id"])
+
+
+def _message(message_id: str | None) -> str:
+    return f" [message {message_id}]" if message_id and not message_id.startswith("~") else ""
+
+
+def _verdict_entries(verdicts: list[asyncpg.Record]) -> Iterator[Entry]:
+    for verdict in verdicts:
+        witnesses = json.loads(verdict["witnesses"]) if verdict["witnesses"] else {}
+        words = [f"{verdict['action']}: {verdict['reason']} (by {_source(verdict)})"]
+        if seen := witnesses_in_words(witnesses):
+            words.append(seen)
+        if verdict["risk"]:
+            words.append(f"risk of a duplicate {verdict['risk']:.2%}")
+        if verdict["note"]:
+            words.append(f"note: {verdict['note']}")
+        details = {**verdict, "witnesses": witnesses, "inputs": json.loads(verdict["inputs"] or "null")}
+        yield Entry(verdict["decided_at"], "verdict", "; ".join(words), details)
+
+
+def _source(verdict: Mapping[str, Any]) -> str:
+    return (
+        f"the operator {verdict['who']}"
+        if verdict["source"] == "operator"
+        else f"{verdict['source']}, {verdict['who']}"
+    )
+
+
+def witnesses_in_words(witnesses: Mapping[str, Any]) -> str:
+    """Return what the witnesses of a verdict answered, as a sentence; nothing where none was asked."""
+    parts = []
+    if feed := witnesses.get("feed"):
+        because = f" ({feed['reason']})" if feed["reason"] not in ("", feed["answer"]) else ""
+        parts.append(f"the feed's answer: {feed['answer']}{because}")
+    if controls := witnesses.get("controls"):
+        parts.append(_controls_in_words(Controls(**controls)))
+    return ", ".join(parts)
+
+
+def _controls_in_words(controls: Controls) -> str:
+    asked = controls.before + controls.after
+    heard = "all heard of" if controls.heard == asked else f"{controls.heard} of {asked} heard of"
+    return f"{controls.before} controls before and {controls.after} after the claim" + (f", {heard}" if asked else "")
+
+
+def _standing(row: asyncpg.Record) -> str:
+    """Return how a send stands, in one sentence."""
+    attempts = f"{row['attempt']} attempt{'s' if row['attempt'] != 1 else ''}"
+    held = f", held ({row['held_reason']}) since {_clock(row['held_since'])}" if row["held_reason"] else ""
+    cause = f", the sender reported: {row['cause']}" if row["cause"] and row["state"] != "sent" else ""
+    match row["state"]:
+        case "sent":
+            became = f", delivery: {row['delivery']}" if row["delivery"] else ""
+            return f"sent after {attempts}: {row['verdict_reason']}{became}"
+        case "failed":
+            return f"failed after {attempts}: {row['verdict_reason']}{cause}"
+        case "claimed":
+            return f"claimed, nobody knows whether it was accepted; {attempts}{held}{cause}"
+    if row["released_at"]:
+        return f"free to be sent again ({row['release_basis']}) since {_clock(row['released_at'])}; {attempts}{held}{cause}"
+    return f"pending, not claimed yet; {attempts}{held}"
+
+
+def _foresee(row: asyncpg.Record, verdict: Verdict | None, policies: Policies, controls: Controls | None) -> Next:
+    """Return what happens next. The verdict is the policy's own; only its words are found here."""
+    if verdict is None:
+        return Next("none", row["state"], None, _at_rest(row, policies))
+    words = {"until": _clock(verdict.next_check_at), "submit_by": _clock(row["submit_by"])}
+    text = _WORDS.get(f"{verdict.action}:{verdict.reason}", _WORDS[verdict.action]).format(**words)
+    missing = _missing(row, verdict, policies, controls) if verdict.action is Action.HELD else None
+    return Next(verdict.action, verdict.reason, row["next_check_at"], text, missing)
+
+
+def _at_rest(row: asyncpg.Record, policies: Policies) -> str:
+    match row["state"]:
+        case "sent":
+            return "nothing: sent is final. Later events only change what became of it (delivery)"
+        case "failed":
+            until = _clock(row["failed_at"] + policies.late_window)
+            return f"nothing, unless a provider says that it was accepted: until {until} that makes it sent"
+    after = f", not before {_clock(row['not_before'])}" if row["not_before"] else ""
+    return f"waits for the application to claim it{after}"
+
+
+_WORDS: Final = {
+    "sent": "a provider said that it was accepted: the next pass makes it sent",
+    "failed:rejected": "a provider rejected it: the next pass makes it failed",
+    "failed:expired": "its expires_at has passed and nothing proves acceptance: the next look makes it failed",
+    "failed:attempts": "nothing was heard of it and no attempt is left: the next look makes it failed",
+    "failed": "its class gives up on unknown sends: the next look makes it failed",
+    "released:same_key_retry": "the provider keeps its key, so it can be sent again safely: the next look releases it",
+    "released:gave_up": "nobody could tell, and its class gives up by releasing: the next look does, risking a duplicate",
+    "released": "a witness can tell that it was not accepted: the next look releases it",
+    "waiting:submitting": "its sender may still submit it until {submit_by}; nothing is judged before",
+    "waiting:backoff": "waits until {until}, then it is released to be sent again with the same key",
+    "waiting:grace": "silence is not judged before {until}; an event until then decides",
+    "waiting:told_again": "waits for the application to claim it again, which is told so at {until}",
+    "waiting": "waits for the application to claim it",
+    "held": "nothing decides it yet; it is looked at again and again, less often as it ages",
+}
+"""What a verdict means for the send that it is about, by action and reason, else by action."""
+
+_WAITS_FOR: Final = {
+    "paused": "an operator paused its feed (or all): it waits for reconciler resume",
+    "breaker": "too many releases opened its feed's breaker: it waits for reconciler resume",
+    "suspect": "the database may have gone back in time: it waits for reconciler resume",
+    "rejection": "a rejection was heard, but an earlier attempt may have been accepted: it waits for a witness of absence",
+    "unknown_event": "a provider spoke of it without saying whether it was accepted: a clearer event decides, or you",
+    "refused": "the feed's newest delivery was refused: see reconciler status, then put right the feed's secrets",
+    "few_controls": (
+        f"{CONTROLS_A_SIDE} answered sends before and {CONTROLS_A_SIDE} after it, within an hour and each heard of, "
+        "would show that its feed works"
+    ),
+    "silent": "its feed does not tell of the sends around it either, so that silence proves nothing",
+}
+
+
+def _missing(row: asyncpg.Record, verdict: Verdict, policies: Policies, controls: Controls | None) -> str:
+    words = [_WAITS_FOR.get(verdict.reason, "it waits for evidence")]
+    if controls and verdict.reason in ("silent", "few_controls"):
+        words.append("now: " + _controls_in_words(controls))
+    rules = policies.rules_for(row["feed"], row["message_class"])
+    if row["state"] == "claimed":
+        given_up_at = row["submit_by"] + rules.give_up_after
+        if row["now"] < given_up_at:
+            after = {"hold": "it stays held", "fail": "it fails", "release": "it is released"}[rules.on_unknown]
+            words.append(f"given up at {_clock(given_up_at)} (give_up_after {format_duration(rules.give_up_after)})")
+            words[-1] += f": {after}"
+        else:
+            words.append("given up on: only evidence or you can decide it now")
+    words.append("by hand: reconciler release, confirm or fail")
+    return "; ".join(words)

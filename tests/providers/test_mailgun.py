@@ -1,0 +1,517 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mailgun: what its webhooks mean, prove and are signed with. Expectations were written from its documents by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import pytest
+from anymail_compare import anymail_events
+from case_files import FIXTURES, case, delivery, fixture, no_fetch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from webhooks.event import Event
+from webhooks.provider import BadPayload, Delivery, Feed, NoSample, Refused, Verdict, Verified
+from webhooks.providers.mailgun import PROVIDER
+
+KEY = "signing-key-one"
+NOW = datetime(2026, 11, 2, 9, 0, tzinfo=UTC)
+SIGNED_AT = str(int(NOW.timestamp()))
+TOKEN = "070c160a6299c5438070b1aa737b14fc2992ed49579c142648"
+OUR_KEY = "e15bd8fd5b6b63a6f91c331d3c0702980d93474c2b1c4474"
+MESSAGE = "20261102081504.6f1e2d3c4b5a6978@mg.shop.example.com"
+
+
+def sign(timestamp: str = SIGNED_AT, token: str = TOKEN, key: str = KEY) -> str:
+    return hmac.new(key.encode(), (timestamp + token).encode(), hashlib.sha256).hexdigest()
+
+
+def signed(signature: Any = None, **event: Any) -> Delivery:
+    block = signature if signature is not None else {"timestamp": SIGNED_AT, "token": TOKEN, "signature": sign()}
+    return Delivery(json.dumps({"signature": block, "event-data": event}).encode(), {})
+
+
+def feed(*secrets: str, tolerance: timedelta | None = None) -> Feed:
+    return Feed("mailgun-main", "mailgun", secrets, tolerance)
+
+
+async def verify(request: Delivery, of: Feed) -> Verdict:
+    return await PROVIDER.verify(request, of, NOW, no_fetch)
+
+
+def parse(**event: Any) -> Event:
+    return parse_body(json.dumps({"event-data": event}).encode())
+
+
+def parse_body(body: bytes) -> Event:
+    (event,) = PROVIDER.parse(Delivery(body, {})).events
+    return event
+
+
+class Expected(NamedTuple):
+    kind: str
+    testimony: str
+    event_id: str
+    occurred_at: str
+    send_key: str | None = OUR_KEY
+    reason: str | None = None
+
+
+WEBHOOKS = {
+    "accepted": Expected("queued", "accepted", "aAbB0000accepted000001:2026-11-02", "2026-11-02T08:15:04.512301+00:00"),
+    "delivered": Expected(
+        "delivered", "accepted", "aAbB0000delivered00001:2026-11-02", "2026-11-02T08:15:06.020114+00:00"
+    ),
+    "delivery_status_null": Expected(
+        "delivered", "accepted", "aAbB0000delivered00009:2026-11-02", "2026-11-02T08:15:06.920114+00:00"
+    ),
+    "failed_permanent": Expected(
+        "bounced",
+        "accepted",
+        "aAbB0000failedperm0001:2026-11-02",
+        "2026-11-02T08:15:12.900001+00:00",
+        reason="bounce 550 5.1.1 no such mailbox",
+    ),
+    "failed_temporary": Expected(
+        "deferred",
+        "accepted",
+        "aAbB0000failedtemp0001:2026-11-02",
+        "2026-11-02T08:15:10.700001+00:00",
+        reason="generic 451 4.7.1 greylisted",
+    ),
+    "failed_suppressed": Expected(
+        "rejected",
+        "rejected",
+        "aAbB0000failedsupp0001:2026-11-02",
+        "2026-11-02T08:15:05.100001+00:00",
+        reason="suppress-bounce 605 Not delivering to previously bounced address",
+    ),
+    "failed_suppressed_unsubscribe": Expected(
+        "rejected",
+        "rejected",
+        "aAbB0000failedsupp0002:2026-11-02",
+        "2026-11-02T08:15:05.100002+00:00",
+        reason="suppress-unsubscribe 606 Not delivering to unsubscribed address",
+    ),
+    "failed_delayed_bounce": Expected(
+        "bounced",
+        "accepted",
+        "aAbB0000faileddely0001:2026-11-02",
+        "2026-11-02T13:20:00.404668+00:00",
+        send_key=None,
+        reason="generic 550 delayed bounce",
+    ),
+    "opened": Expected("opened", "accepted", "aAbB0000opened00000001:2026-11-02", "2026-11-02T08:43:20.100001+00:00"),
+    "clicked": Expected("clicked", "accepted", "aAbB0000clicked0000001:2026-11-02", "2026-11-02T08:43:40.100001+00:00"),
+    "complained": Expected(
+        "complained", "accepted", "aAbB0000complain000001:2026-11-03", "2026-11-03T10:00:00.100001+00:00"
+    ),
+    "unsubscribed": Expected(
+        "unsubscribed", "accepted", "aAbB0000unsubscr000001:2026-11-03", "2026-11-03T10:01:40.100001+00:00"
+    ),
+}
+NO_WEBHOOKS = {"api_messages_response", "events_api_page", "logs_api_page", "rejected_events_api_item"}
+
+
+def test_every_fixture_is_expected() -> None:
+    assert len(LEGACY) == 7
+    assert {file.stem for file in (FIXTURES / "mailgun").glob("*.json")} == WEBHOOKS.keys() | NO_WEBHOOKS
+
+
+@pytest.mark.parametrize("name", WEBHOOKS)
+def test_a_webhook_means_and_proves_what_mailgun_says_of_it(name: str) -> None:
+    body = fixture(f"mailgun/{name}.json")
+    event, expected = parse_body(body), WEBHOOKS[name]
+    assert event.occurred_at is not None
+    assert expected == (
+        event.kind, event.testimony, event.event_id, event.occurred_at.isoformat(), event.send_key, event.reason,
+    )  # fmt: skip
+    assert event.message_id == MESSAGE
+    assert event.recipient == "ana.reyes@example.com"
+    assert event.raw == body
+
+
+def test_a_rejected_message_of_the_events_api_is_rejected_as_a_whole() -> None:
+    event = parse(**json.loads(fixture("mailgun/rejected_events_api_item.json")))
+    assert (event.kind, event.testimony, event.recipient) == ("rejected", "rejected", None)
+    assert (event.message_id, event.send_key) == (MESSAGE, OUR_KEY)
+    assert event.event_id == "aAbB0000rejected000001:2026-11-02"
+    assert event.reason == "Sandbox subdomains are for test purposes only."
+
+
+def test_variables_that_come_as_json_text_are_read() -> None:
+    (item,) = json.loads(fixture("mailgun/logs_api_page.json"))["items"]
+    event = parse(**item)
+    assert (event.kind, event.testimony, event.send_key) == ("delivered", "accepted", OUR_KEY)
+    assert event.event_id == "aAbB0000delivered00001"  # the Logs API gives the time elsewhere
+
+
+LEGACY = {file.stem: file.read_bytes() for file in (FIXTURES / "mailgun").glob("*.form")}
+
+
+@pytest.mark.parametrize("name", sorted(LEGACY))
+async def test_a_legacy_form_post_is_refused_in_one_line(name: str) -> None:
+    request = Delivery(LEGACY[name], {"content-type": "application/x-www-form-urlencoded"})
+    with pytest.raises(BadPayload, match=r"^no JSON object; Mailgun's legacy form webhooks are not read$"):
+        PROVIDER.parse(request)
+    verdict = await verify(request, feed(KEY))
+    assert isinstance(verdict, Refused)
+    assert verdict.reason == "missing"
+    assert "legacy form" in verdict.hint
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"1",
+        b'"x"',
+        b"\xff\xfe",
+        b"{}",
+        b'{"event-data": null}',
+        b'{"event-data": [1]}',
+        b"[" * 9999,
+    ],
+)
+async def test_what_is_no_webhook_of_mailgun_is_refused_in_one_line(body: bytes) -> None:
+    with pytest.raises(BadPayload) as refusal:
+        PROVIDER.parse(Delivery(body, {}))
+    assert "\n" not in str(refusal.value)
+    assert isinstance(await verify(Delivery(body, {}), feed(KEY)), Refused)
+
+
+@pytest.mark.parametrize(
+    "reason", ["bounce", "generic", "espblock", "greylisted", "blacklisted", "old", "hardfail", None]
+)
+def test_a_permanent_failure_proves_that_delivery_was_tried(reason: str | None) -> None:
+    event = parse(event="failed", severity="permanent", reason=reason, **{"delivery-status": {"code": 550}})
+    assert (event.kind, event.testimony) == ("bounced", "accepted")
+
+
+@pytest.mark.parametrize("reason", ["suppress-bounce", "suppress-complaint", "suppress-unsubscribe"])
+def test_a_suppressed_message_is_rejected_whatever_its_code(reason: str) -> None:
+    event = parse(event="failed", severity="permanent", reason=reason)
+    assert (event.kind, event.testimony) == ("rejected", "rejected")
+
+
+@pytest.mark.parametrize("code", [605, 606, 607, "605"])
+def test_a_suppression_code_is_rejected_whatever_its_reason(code: int | str) -> None:
+    event = parse(event="failed", severity="permanent", reason="hardfail", **{"delivery-status": {"code": code}})
+    assert (event.kind, event.testimony) == ("rejected", "rejected")
+
+
+def test_a_failure_without_severity_is_a_bounce_as_nothing_says_that_it_is_tried_again() -> None:
+    assert (parse(event="failed").kind, parse(event="failed").testimony) == ("bounced", "accepted")
+
+
+@pytest.mark.parametrize("name", ["list_uploaded", "something_new", None, 7, ["accepted"], {"a": 1}])
+def test_an_event_that_is_not_known_is_kept_and_proves_nothing(name: Any) -> None:
+    event = parse(event=name, id="e1", **{"user-variables": {"send_key": "k"}})
+    assert (event.kind, event.testimony, event.send_key) == ("unknown", "none", "k")
+
+
+def test_a_message_in_test_mode_was_accepted() -> None:
+    event = parse(event="delivered", flags={"is-test-mode": True})
+    assert (event.kind, event.testimony) == ("delivered", "accepted")
+
+
+INCOMING = [
+    {"routes": [{"expression": "match_recipient('.*')", "actions": ["stop()"]}]},
+    {"flags": {"is-routed": True}},
+]
+
+
+@pytest.mark.parametrize("mark", INCOMING)
+@pytest.mark.parametrize("variables", [{}, {"send_key": "order-1"}])
+def test_mail_that_came_in_proves_nothing_even_with_our_key(mark: dict[str, Any], variables: dict[str, str]) -> None:
+    accepted = parse(event="accepted", **mark, **{"user-variables": variables})
+    assert (accepted.kind, accepted.testimony) == ("inbound", "none")
+    passed_on = parse(event="delivered", **mark, **{"user-variables": variables})
+    assert (passed_on.kind, passed_on.testimony) == ("delivered", "none")
+
+
+def test_stored_incoming_mail_proves_nothing() -> None:
+    assert (parse(event="stored").kind, parse(event="stored").testimony) == ("inbound", "none")
+
+
+def test_accepted_from_a_stranger_proves_nothing_but_with_our_key_it_does() -> None:
+    flags = {"is-authenticated": False, "is-routed": None}
+    stranger = parse(event="accepted", flags=flags)
+    assert (stranger.kind, stranger.testimony) == ("inbound", "none")
+    ours = parse(event="accepted", flags=flags, **{"user-variables": {"send_key": "order-1"}})
+    assert (ours.kind, ours.testimony) == ("queued", "accepted")
+    bounce = parse(event="failed", severity="permanent", flags=flags)
+    assert (bounce.kind, bounce.testimony) == ("bounced", "accepted")
+
+
+@pytest.mark.parametrize(
+    ("variables", "key"),
+    [
+        ({"send_key": "order-1"}, "order-1"),
+        ({"send_key": 123}, "123"),
+        ({"send_key": 10**22 + 1}, "10000000000000000000001"),
+        ('{"send_key": "order-1"}', "order-1"),
+        ('{"send_key": "order-1", "cut of', None),
+        ("\ud800", None),
+        ({"send_key": ""}, None),
+        ({"send_key": ["order-1"]}, None),
+        ({}, None),
+        ([], None),
+        (None, None),
+        (7, None),
+    ],
+)
+def test_the_key_is_found_in_every_form_of_user_variables(variables: Any, key: str | None) -> None:
+    assert parse(event="accepted", **{"user-variables": variables}).send_key == key
+
+
+@pytest.mark.parametrize(
+    ("message", "message_id"),
+    [
+        ({"headers": {"message-id": "<a@b>"}}, "a@b"),
+        ({"headers": {"message-id": "a@b"}}, "a@b"),
+        ({"headers": {"message-id": "<>"}}, None),
+        ({"headers": {"message-id": None}}, None),
+        ({"headers": []}, None),
+        ({"headers": None}, None),
+        ("text", None),
+        (None, None),
+    ],
+)
+def test_a_message_id_has_no_brackets(message: Any, message_id: str | None) -> None:
+    assert parse(event="accepted", message=message).message_id == message_id
+
+
+def test_an_id_is_unique_within_a_day_so_the_utc_day_is_part_of_it() -> None:
+    last, first = 1793663999.9, 1793664000.1  # around midnight
+    assert parse(event="opened", id="e1", timestamp=last).event_id == "e1:2026-11-02"
+    assert parse(event="opened", id="e1", timestamp=first).event_id == "e1:2026-11-03"
+    assert parse(event="opened", id="e1").event_id == "e1"
+    assert parse(event="opened", id="e1", timestamp="1793664000.1").event_id == "e1:2026-11-03"
+
+
+def test_without_an_id_a_repeat_is_the_same_event_and_another_event_is_not() -> None:
+    one: dict[str, Any] = {
+        "event": "clicked",
+        "timestamp": 1793664000.25,
+        "recipient": "a@example.org",
+        "url": "https://a.example",
+    }
+    other: list[dict[str, Any]] = [
+        {"event": "opened"},
+        {"timestamp": 1793664000.5},
+        {"recipient": "b@example.org"},
+        {"url": "https://b.example"},
+    ]
+    ids = [parse(**{**one, **change}).event_id for change in ({}, *other)]
+    assert len(set(ids)) == 5
+    assert parse(**one).event_id == ids[0]
+
+
+def test_an_id_longer_than_an_index_entry_is_hashed() -> None:
+    event = parse(event="opened", id="x" * 3000, message={"headers": {"message-id": "y" * 3000}})
+    assert event.event_id.startswith("sha256:")
+    assert str(event.message_id).startswith("sha256:")
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda s: st.lists(s) | st.dictionaries(st.text(), s)
+)
+FIELDS = st.sampled_from(
+    [
+        "event", "id", "timestamp", "recipient", "severity", "reason", "user-variables", "flags", "routes", "message",
+        "delivery-status", "reject", "url",
+    ]
+)  # fmt: skip
+
+
+@given(FIELDS, ODD)
+def test_no_field_of_an_odd_type_loses_the_event(name: str, value: Any) -> None:
+    event = json.loads(fixture("mailgun/delivered.json"))["event-data"]
+    assert len(PROVIDER.parse(signed(**{**event, name: value})).events) == 1
+
+
+@pytest.mark.parametrize("subject", [rb'"half an emoji \ud83d"', b"NaN", b'"\xff"', b'"\x01"'])
+async def test_odd_characters_lose_neither_signature_nor_event(subject: bytes) -> None:
+    body = signed(event="opened", id="e1", subject="?").body.replace(b'"?"', subject)
+    assert await verify(Delivery(body, {}), feed(KEY)) == Verified()
+    assert (parse_body(body).kind, parse_body(body).event_id, parse_body(body).raw) == ("opened", "e1", body)
+
+
+async def test_any_configured_key_verifies_so_keys_can_be_rotated() -> None:
+    assert await verify(signed(event="opened"), feed("old-key", KEY)) == Verified()
+    assert await verify(signed(event="opened"), feed(KEY, "new-key")) == Verified()
+
+
+async def test_the_parent_accounts_key_verifies_events_of_a_subaccount() -> None:
+    block = {"timestamp": SIGNED_AT, "token": TOKEN, "signature": sign(key="the-child's"), "parent-signature": sign()}
+    assert await verify(signed(block), feed(KEY)) == Verified()
+
+
+async def test_a_timestamp_given_as_a_number_verifies() -> None:
+    block = {"timestamp": int(SIGNED_AT), "token": TOKEN, "signature": sign()}
+    assert await verify(signed(block), feed(KEY)) == Verified()
+
+
+GOOD = {"timestamp": SIGNED_AT, "token": TOKEN, "signature": sign()}
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        ({**GOOD, "signature": "0" * 64}, "signature"),
+        ({**GOOD, "signature": sign(key="another")}, "signature"),
+        ({**GOOD, "signature": sign()[:-1]}, "signature"),
+        ({**GOOD, "signature": sign() + "0"}, "signature"),
+        ({**GOOD, "signature": "größe"}, "signature"),
+        ({**GOOD, "signature": "\ud800"}, "signature"),
+        ({**GOOD, "token": TOKEN[::-1]}, "signature"),
+        ({**GOOD, "token": "\udfff"}, "signature"),
+        ({**GOOD, "timestamp": "1"}, "signature"),
+        ({**GOOD, "signature": ""}, "missing"),
+        ({**GOOD, "signature": None}, "missing"),
+        ({**GOOD, "signature": [sign()]}, "missing"),
+        ({**GOOD, "token": ""}, "missing"),
+        ({"token": TOKEN, "signature": sign()}, "missing"),
+        ({}, "missing"),
+        ([], "missing"),
+        ("text", "missing"),
+    ],
+)
+async def test_a_wrong_or_malformed_signature_is_refused(block: Any, reason: str) -> None:
+    verdict = await verify(signed(block, event="delivered"), feed(KEY))
+    assert isinstance(verdict, Refused)
+    assert verdict.reason == reason
+    assert KEY not in verdict.hint
+
+
+@pytest.mark.parametrize("secrets", [(), ("",)])
+async def test_without_a_secret_every_delivery_is_refused(secrets: tuple[str, ...]) -> None:
+    empty = {**GOOD, "signature": sign(key="")}
+    verdicts = [await verify(signed(block), feed(*secrets)) for block in (GOOD, empty)]
+    assert [verdict.reason for verdict in verdicts if isinstance(verdict, Refused)] == ["no_secret", "no_secret"]
+
+
+async def test_a_credential_of_the_request_stands_in_for_the_signature() -> None:
+    secrets = feed("header:X-Hook=throwaway")
+    unsigned = signed({}, event="opened").body
+    assert await verify(Delivery(unsigned, {"x-hook": "throwaway"}), secrets) == Verified()
+    assert isinstance(await verify(Delivery(unsigned, {"x-hook": "another"}), secrets), Refused)
+
+
+async def test_age_is_not_looked_at_unless_a_tolerance_is_set() -> None:
+    old = str(int((NOW - timedelta(days=3)).timestamp()))
+    request = signed({"timestamp": old, "token": TOKEN, "signature": sign(old)})
+    assert PROVIDER.facts.tolerance is None
+    assert await verify(request, feed(KEY)) == Verified()
+    verdict = await verify(request, feed(KEY, tolerance=timedelta(hours=8)))
+    assert isinstance(verdict, Refused)
+    assert verdict.reason == "stale"
+    assert await verify(signed(), feed(KEY, tolerance=timedelta(minutes=5))) == Verified()
+
+
+async def test_a_signed_timestamp_that_is_no_time_is_refused_where_age_is_looked_at() -> None:
+    request = signed({"timestamp": "soon", "token": TOKEN, "signature": sign("soon")})
+    assert isinstance(await verify(request, feed(KEY, tolerance=timedelta(minutes=5))), Refused)
+
+
+@pytest.mark.parametrize("number", ["009", "051"])
+async def test_a_reported_acceptance_is_testimony_though_objects_are_null_or_absent(number: str) -> None:
+    reported = case(number)
+    request = delivery(reported)
+    assert await verify(request, feed(*reported["config"]["mailgun_signing_keys"])) == Verified()
+    (event,) = PROVIDER.parse(request).events
+    assert (event.kind, event.testimony) == ("queued", reported["expect"]["evidence"])
+    assert event.send_key == reported["expect"]["send_key"]
+    assert event.message_id == "20261120100000.1.ABCD@mg.sender.example"
+    assert event.recipient == "ada@example.org"
+    assert event.occurred_at == datetime(2026, 11, 20, 10, 0, 2, 250000, tzinfo=UTC)
+
+
+async def test_a_legacy_multipart_post_is_refused_in_one_line() -> None:
+    reported = case("010")
+    verdict = await verify(delivery(reported), feed(*reported["config"]["mailgun_signing_keys"]))
+    assert isinstance(verdict, Refused)
+    with pytest.raises(BadPayload, match="legacy form webhooks"):
+        PROVIDER.parse(delivery(reported))
+
+
+def test_the_stamp_is_a_user_variable() -> None:
+    stamp = PROVIDER.stamp(OUR_KEY)
+    assert stamp.body == {"v:send_key": OUR_KEY}
+    assert stamp.headers == {}
+    assert json.loads(stamp.smtp_headers["X-Mailgun-Variables"]) == {"send_key": OUR_KEY}
+
+
+def test_mailgun_delivers_again_what_is_not_stored() -> None:
+    assert PROVIDER.facts.busy_status == 503  # 406 would end it
+
+
+SAMPLES = {
+    "accepted": ("queued", "accepted"),
+    "queued": ("queued", "accepted"),
+    "delivered": ("delivered", "accepted"),
+    "failed": ("bounced", "accepted"),
+    "permanent_fail": ("bounced", "accepted"),
+    "bounced": ("bounced", "accepted"),
+    "temporary_fail": ("deferred", "accepted"),
+    "deferred": ("deferred", "accepted"),
+    "rejected": ("rejected", "rejected"),
+    "opened": ("opened", "accepted"),
+    "clicked": ("clicked", "accepted"),
+    "complained": ("complained", "accepted"),
+    "unsubscribed": ("unsubscribed", "accepted"),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+async def test_a_sample_is_taken_and_means_what_it_is_asked_for(kind: str) -> None:
+    of = feed(KEY, "another", tolerance=timedelta(minutes=5))
+    sample = PROVIDER.sample(kind, OUR_KEY, of, NOW)
+    assert await verify(sample, of) == Verified()
+    (event,) = PROVIDER.parse(sample).events
+    assert (event.kind, event.testimony) == SAMPLES[kind]
+    assert (event.send_key, event.occurred_at) == (OUR_KEY, NOW)
+
+
+def test_a_sample_asked_for_again_is_another_event_of_the_same_message() -> None:
+    times = (NOW, NOW + timedelta(seconds=1))
+    one, other = (parse_body(PROVIDER.sample("opened", OUR_KEY, feed(KEY), time).body) for time in times)
+    assert one.message_id == other.message_id
+    assert one.event_id != other.event_id
+
+
+async def test_a_sample_carries_the_credential_of_a_feed_without_signing_key() -> None:
+    of = feed("query:token=throwaway")
+    assert await verify(PROVIDER.sample("opened", OUR_KEY, of, NOW), of) == Verified()
+
+
+def test_no_sample_says_why_in_one_line() -> None:
+    with pytest.raises(NoSample, match=r"^mailgun has no sample 'bounce'; there are accepted, queued, .*"):
+        PROVIDER.sample("bounce", OUR_KEY, feed(KEY), NOW)
+    with pytest.raises(NoSample, match="no secrets"):
+        PROVIDER.sample("opened", OUR_KEY, feed(), NOW)
+
+
+ANYMAIL_DIFFERS = {
+    "failed_suppressed": "anymail says bounced and gives the suppression as its reason; delivery was never tried",
+    "failed_suppressed_unsubscribe": "the same",
+}
+
+
+@pytest.mark.parametrize("name", WEBHOOKS)
+def test_django_anymail_reads_the_same(name: str) -> None:
+    request = Delivery(fixture(f"mailgun/{name}.json"), {"content-type": "application/json"})
+    (ours,), (theirs,) = PROVIDER.parse(request).events, anymail_events("mailgun", request)
+    assert theirs.message_id == f"<{ours.message_id}>"  # anymail adds the brackets, we take them off
+    assert (theirs.recipient, theirs.timestamp) == (ours.recipient, ours.occurred_at)
+    assert theirs.metadata.get("send_key") == ours.send_key
+    assert (theirs.event_type != ours.kind) == (name in ANYMAIL_DIFFERS)

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass: what it decides of each kind of row, what it leaves alone, and that many at once are as one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import asyncpg
+import pytest
+
+from kit import (
+    FEED,
+    RULES,
+    claim,
+    confirm,
+    event,
+    fail,
+    heard_neighbours,
+    make_due,
+    make_older,
+    old_claim,
+    policies,
+    reasons,
+    reconcile,
+    row,
+    state,
+    stored_delivery,
+    wait_until_somebody_waits_for_a_lock,
+)
+from reconciler import ledger
+from reconciler.ledger import Decided
+from reconciler.policy import Action, Verdict
+from reconciler.postgres import EmbeddedPostgres
+from reconciler.reconcile import Scope, look, run_pass
+
+KEY = "order:1"
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+
+# What evidence does
+
+
+@pytest.mark.parametrize("kind", ["queued", "delivered", "bounced", "deferred", "opened", "complained"])
+async def test_any_acceptance_makes_a_claim_sent_even_before_submit_by(db: asyncpg.Pool, kind: str) -> None:
+    await claim(db, KEY)
+    await event(db, KEY, kind=kind, message_id="m-7")
+    report = await reconcile(db)
+    sent = await row(db, KEY)
+    assert (sent["state"], sent["verdict_source"], sent["provider_message_id"]) == ("sent", "feed", "m-7")
+    assert report.counts["sent:accepted"] == 1
+
+
+async def test_case_040_an_event_may_come_before_its_row(db: asyncpg.Pool) -> None:
+    await event(db, KEY)
+    await reconcile(db)
+    await db.execute("SELECT * FROM send_enqueue($1, $2, $3)", KEY, FEED, "{}")
+    assert (await claim(db, KEY))["outcome"] == "already_sent"
+
+
+async def test_case_051_the_provider_id_is_filled_in_from_the_event_once(db: asyncpg.Pool) -> None:
+    await old_claim(db, KEY)
+    await event(db, KEY, kind="queued", message_id="20261120@mg.example")
+    await reconcile(db)
+    first = await row(db, KEY)
+    assert (first["state"], first["provider_message_id"]) == ("sent", "20261120@mg.example")
+    assert (await reconcile(db)).counts["sent:accepted"] == 0
+    assert await row(db, KEY) == first
+
+
+async def test_evidence_counts_from_any_feed(db: asyncpg.Pool) -> None:
+    await claim(db, KEY)
+    await event(db, KEY, feed="another")
+    await reconcile(db)
+    assert await state(db, KEY) == "sent"
+
+
+async def test_case_014_a_rejection_of_the_only_attempt_fails_the_row_with_the_providers_words(db: asyncpg.Pool) -> None:
+    await claim(db, KEY)
+    await event(db, KEY, "rejected", kind="failed", reason="suppressed")
+    await reconcile(db)
+    failed = await row(db, KEY)
+    assert (failed["state"], failed["verdict_source"], failed["verdict_reason"]) == ("failed", "feed", "rejected")
+    assert await db.fetchval("SELECT note FROM verdict") == "suppressed"
+
+
+async def test_an_event_that_is_not_understood_forbids_release_and_is_held(db: asyncpg.Pool) -> None:
+    await old_claim(db, KEY)
+    await heard_neighbours(db)
+    await event(db, KEY, "none", kind="unknown")
+    await reconcile(db)
+    assert (await row(db, KEY))["held_reason"] == "unknown_event"
+
+
+# What absence does
+
+
+async def test_absence_between_neighbours_that_were_heard_of_is_released_and_says_on_what_grounds(db: asyncpg.Pool) -> None:
+    await old_claim(db, KEY)
+    await heard_neighbours(db)
+    await reconcile(db)
+    verdict = await db.fetchrow("SELECT * FROM verdict")
+    assert (verdict["action"], verdict["reason"], verdict["feed"], verdict["who"]) == ("released", "absent", FEED, "test")
+    assert json.loads(verdict["witnesses"])["controls"] == {"before": 3, "after": 3, "heard": 6}
+    assert verdict["claimed_at"] == (await row(db, KEY))["claimed_at"]
+    assert (await claim(db, KEY))["attempt"] == 2
+
+
+async def test_a_claim_younger_than_the_grace_is_left_alone(db: asyncpg.Pool) -> None:
+    await old_claim(db, KEY, timedelta(minutes=14))
+    await heard_neighbours(db, timedelta(minutes=14))
+    assert (await reconcile(db)).counts["waiting"] == 1
+    assert await reasons(db, KEY) == []
+
+
+async def silent_because(db: asyncpg.Pool) -> str | None:
+    await old_claim(db, KEY)
+    await reconcile(db)
+    assert await state(db, KEY) == "claimed"
+    return (await row(db, KEY))["held_reason"]
+
+
+async def test_case_052_without_a_feed_nothing_is_released_nor_called_failed(db: asyncpg.Pool) -> None:
+    assert await silent_because(db) == "silent"
+
+
+async def test_a_neighbour_that_was_not_heard_of_makes_the_feed_silent(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db, heard=5)
+    assert await silent_because(db) == "silent"
+
+
+async def test_fewer_than_three_neighbours_on_a_side_are_too_few(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db)
+    await db.execute("DELETE FROM send_log WHERE send_key = $1", f"neighbour:{FEED}:0")
+    assert await silent_because(db) == "few_controls"
+
+
+async def test_neighbours_more_than_an_hour_away_do_not_speak(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db, timedelta(hours=4))
+    assert await silent_because(db) == "few_controls"
+
+
+async def test_neighbours_of_another_feed_do_not_speak(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db, feed="another")
+    await stored_delivery(db)
+    assert await silent_because(db) == "few_controls"
+
+
+async def test_the_senders_own_answers_and_lookups_are_not_the_feeds_voice(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db, heard=0)
+    await db.execute("UPDATE provider_event SET source = 'look-up', fence = NULL WHERE event_id LIKE 'answer:1%'")
+    assert await silent_because(db) == "silent"
+
+
+async def test_neighbours_heard_of_by_message_id_only_do_not_speak(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db, heard=5)
+    await event(db, None, message_id="n-5")
+    assert await silent_because(db) == "silent"
+
+
+async def test_a_send_to_several_recipients_is_no_control(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db)
+    await db.execute(
+        "UPDATE send_log SET recipient = 'ada@example.org, bob@example.org' WHERE send_key = $1", f"neighbour:{FEED}:0"
+    )
+    assert await silent_because(db) == "few_controls"
+
+
+async def test_case_066_a_feed_whose_newest_delivery_was_refused_releases_nothing(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db)
+    await stored_delivery(db, outcome="refused:signature")
+    assert await silent_because(db) == "refused"
+    await stored_delivery(db)
+    await make_due(db, KEY)
+    await reconcile(db)
+    assert await state(db, KEY) == "pending"
+
+
+async def test_a_class_may_ask_in_writing_for_release_after_giving_up(db: asyncpg.Pool) -> None:
+    await old_claim(db, KEY, 2 * DAY)
+    await reconcile(db, replace(RULES, on_unknown="release"))
+    verdict = await db.fetchrow("SELECT reason, risk FROM verdict")
+    assert tuple(verdict) == ("gave_up", 0.95)
+
+
+# What a pass writes
+
+
+async def test_being_held_is_told_once_a_reason_and_looked_at_ever_more_rarely(db: asyncpg.Pool) -> None:
+    await old_claim(db, KEY)
+    for _ in range(3):
+        await reconcile(db)
+        await make_due(db, KEY)
+    assert await reasons(db, KEY) == ["held:silent"]
+    since = (await row(db, KEY))["held_since"]
+    await event(db, KEY, "none", kind="unknown")
+    await reconcile(db)
+    assert await reasons(db, KEY) == ["held:silent", "held:unknown_event"]
+    assert (await row(db, KEY))["held_since"] > since
+
+
+async def test_rows_that_can_not_be_decided_do_not_starve_the_others(db: asyncpg.Pool) -> None:
+    await db.execute("""
+        INSERT INTO send_log (wire_key, send_key, feed, state, attempt, fence, first_claimed_at, claimed_at, submit_by, next_check_at)
+        SELECT 'stuck-' || n, 'stuck-' || n, 'deaf', 'claimed', 1, n, t, t, t, t
+        FROM generate_series(1, 2500) n, (SELECT now() - interval '3 hours') AS old(t)
+    """)
+    await old_claim(db, KEY)
+    await heard_neighbours(db)
+    counts = (await reconcile(db)).counts
+    assert counts["held:silent"] == 2500
+    assert counts["released:absent"] == 1
+
+
+async def test_a_pass_over_one_feed_or_one_key_leaves_the_others_alone(db: asyncpg.Pool) -> None:
+    for key, feed in (("a", "one"), ("b", "two"), ("c", "two")):
+        await claim(db, key, feed)
+        await event(db, key, feed=feed, message_id=key)
+    await reconcile(db, scope=Scope(wire_key="b"))
+    assert [await state(db, key) for key in "abc"] == ["claimed", "sent", "claimed"]
+    await reconcile(db, scope=Scope(feed="one"))
+    assert [await state(db, key) for key in "abc"] == ["sent", "sent", "claimed"]
+
+
+async def test_a_dry_run_says_what_would_happen_and_changes_nothing(db: asyncpg.Pool) -> None:
+    await old_claim(db, "absent")
+    await heard_neighbours(db)
+    await old_claim(db, "accepted", timedelta(minutes=1))
+    await event(db, "accepted")
+    everything = "SELECT (SELECT jsonb_agg(l ORDER BY wire_key) FROM send_log l), (SELECT count(*) FROM verdict), (SELECT count(*) FROM pass)"
+    before = await db.fetchrow(everything)
+    report = await look(db, policies())
+    assert {key: (v.action, v.reason) for key, v in report.verdicts} == {
+        "absent": ("released", "absent"),
+        "accepted": ("sent", "accepted"),
+    }
+    assert await db.fetchrow(everything) == before
+
+
+async def test_a_verdict_older_than_a_minute_is_not_written(db: asyncpg.Pool) -> None:
+    fence = await old_claim(db, KEY)
+    decided = [Decided((await row(db, KEY))["wire_key"], "claimed", fence, Verdict(Action.RELEASED, "absent"), {})]
+    late = await db.fetchval("SELECT clock_timestamp() - interval '61 seconds'")
+    async with db.acquire() as connection:
+        assert not await ledger.release(connection, decided, late, 1, "test")
+        failed = [replace(decided[0], verdict=Verdict(Action.FAILED, "attempts"))]
+        assert not await ledger.fail(connection, failed, late, 1, "test")
+    assert await state(db, KEY) == "claimed"
+
+
+async def test_a_verdict_on_an_older_claim_is_not_written(db: asyncpg.Pool) -> None:
+    fence = await old_claim(db, KEY)
+    now = await db.fetchval("SELECT clock_timestamp()")
+    decided = [Decided((await row(db, KEY))["wire_key"], "claimed", fence, Verdict(Action.FAILED, "attempts"), {})]
+    await fail(db, KEY, fence, not_sent=True)
+    await claim(db, KEY)
+    async with db.acquire() as connection:
+        assert not await ledger.fail(connection, decided, now, 1, "test")
+    assert await state(db, KEY) == "claimed"
+
+
+async def test_evidence_that_commits_between_decision_and_release_stops_the_release(db: asyncpg.Pool) -> None:
+    await old_claim(db, KEY)
+    await heard_neighbours(db)
+    async with db.acquire() as holder:
+        transaction = holder.transaction()
+        await transaction.start()
+        await holder.execute("SELECT FROM feed_state WHERE feed = '*' FOR UPDATE")
+        running = asyncio.create_task(reconcile(db))
+        await wait_until_somebody_waits_for_a_lock(db)
+        await event(db, KEY)
+        await transaction.commit()
+        assert (await running).counts["released:absent"] == 0
+    assert await state(db, KEY) == "claimed"
+    await reconcile(db)
+    assert await state(db, KEY) == "sent"
+
+
+# What became of it
+
+
+@pytest.mark.parametrize("order", [("delivered", "bounced"), ("bounced", "delivered")])
+async def test_case_044_a_bounce_after_delivery_is_the_outcome_in_either_order(
+    db: asyncpg.Pool, order: tuple[str, str]
+) -> None:
+    fence = (await claim(db, KEY))["fence"]
+    await confirm(db, KEY, fence)
+    for kind in order:
+        await event(db, KEY, kind=kind)
+        await reconcile(db)
+    sent = await row(db, KEY)
+    assert (sent["state"], sent["delivery"]) == ("sent", "bounced")
+
+
+async def test_a_temporary_failure_then_delivery_ends_as_delivered(db: asyncpg.Pool) -> None:
+    await claim(db, KEY)
+    for kind in ("deferred", "delivered", "deferred"):
+        await event(db, KEY, kind=kind, event_id=kind + str(await db.fetchval("SELECT count(*) FROM provider_event")))
+        await reconcile(db)
+    assert (await row(db, KEY))["delivery"] == "delivered"
+
+
+async def test_case_012_an_event_without_key_reaches_a_sent_row_by_its_message_id(db: asyncpg.Pool) -> None:
+    fence = (await claim(db, KEY))["fence"]
+    await confirm(db, KEY, fence, "guid-1")
+    await event(db, None, kind="complained", message_id="guid-1")
+    await reconcile(db)
+    assert (await row(db, KEY))["delivery"] == "complained"
+
+
+async def test_case_100_the_outcome_finds_the_row_in_either_spelling_of_the_address(db: asyncpg.Pool) -> None:
+    fence = (await claim(db, KEY, recipient="info@Bücher.example"))["fence"]
+    await confirm(db, KEY, fence, "guid-1")
+    await event(db, None, kind="bounced", message_id="guid-1", recipient="info@xn--bcher-kva.example")
+    await event(db, None, kind="complained", message_id="guid-1", recipient="info+x@xn--bcher-kva.example")
+    await reconcile(db)
+    assert (await row(db, KEY))["delivery"] == "bounced"
+
+
+# Many at once
+
+
+async def test_three_passes_and_two_receivers_over_the_same_rows_are_as_one(
+    pg: EmbeddedPostgres, dsn: str, db: asyncpg.Pool
+) -> None:
+    log_before = pg.log_file.read_text().count("deadlock detected")
+    await db.execute("""
+        INSERT INTO send_log (wire_key, send_key, feed, state, attempt, fence, first_claimed_at, claimed_at, submit_by, next_check_at, answered_at, sent_at, verdict_source, verdict_reason)
+        SELECT 'k-' || n, 'k-' || n, 'mg', CASE WHEN n % 3 = 0 THEN 'sent' ELSE 'claimed' END, 1, n, t, t, t,
+            CASE WHEN n % 3 <> 0 THEN t END, CASE WHEN n % 3 = 0 THEN t END, CASE WHEN n % 3 = 0 THEN t END,
+            CASE WHEN n % 3 = 0 THEN 'sender' END, CASE WHEN n % 3 = 0 THEN 'answered' END
+        FROM generate_series(1, 6000) n, LATERAL (SELECT now() - interval '2 hours' + n * interval '10 ms') AS old(t)
+    """)
+    await db.execute("""
+        INSERT INTO provider_event (feed, message_id, event_id, partition_at, wire_key, kind, testimony, source)
+        SELECT 'mg', 'm-' || n, 'e', '1970-01-01 00:00:00+00', 'k-' || n, 'delivered', 'accepted', 'http'
+        FROM generate_series(3, 6000, 3) n
+    """)
+    await stored_delivery(db)
+    pools = [await asyncpg.create_pool(dsn, min_size=1, max_size=2) for _ in range(5)]
+
+    async def receive(pool: asyncpg.Pool, offset: int) -> None:
+        for first in range(1 + offset, 6000, 300):
+            await pool.execute(
+                "INSERT INTO provider_event (feed, message_id, event_id, partition_at, wire_key, kind, testimony, source)"
+                " SELECT 'mg', 'm-' || n, 'late', '1970-01-01 00:00:00+00', 'k-' || n, 'delivered', 'accepted', 'http'"
+                " FROM generate_series($1::int, $1::int + 297, 3) n ON CONFLICT DO NOTHING",
+                first,
+            )
+
+    async with asyncio.TaskGroup() as tasks:
+        passes = [tasks.create_task(run_pass(pool, policies(), who=f"p{n}")) for n, pool in enumerate(pools[:3])]
+        tasks.create_task(receive(pools[3], 0))
+        tasks.create_task(receive(pools[4], 0))
+    for pool in pools:
+        await pool.close()
+    await reconcile(db)
+    twice = await db.fetchval(
+        "SELECT count(*) FROM (SELECT FROM verdict WHERE action = 'released' GROUP BY wire_key, fence HAVING count(*) > 1) x"
+    )
+    assert twice == 0
+    # n % 3 = 1: each was heard of, early or late; n % 3 = 2: nobody spoke of them, and all their neighbours were heard.
+    states = {r["rest"]: dict(json.loads(r["states"])) for r in await db.fetch(
+        "SELECT n % 3 AS rest, jsonb_object_agg(state, c)::text AS states FROM ("
+        " SELECT substr(wire_key, 3)::int % 3 AS n, state, count(*) AS c FROM send_log GROUP BY 1, 2) x GROUP BY 1"
+    )}  # fmt: skip
+    assert states[1] == {"sent": 2000}
+    assert set(states[2]) <= {"pending", "claimed"}
+    released = sum(task.result().counts["released:absent"] for task in passes)
+    assert released > 1900
+    assert pg.log_file.read_text().count("deadlock detected") == log_before
+
+
+async def test_two_webhooks_racing_on_one_row_end_the_same_in_every_round(db: asyncpg.Pool) -> None:
+    for n in range(40):
+        key = f"race:{n}"
+        await claim(db, key)
+        await asyncio.gather(
+            event(db, key, kind="delivered", message_id=key),
+            event(db, key, kind="bounced", message_id=key),
+            reconcile(db),
+        )
+    await reconcile(db)
+    ends = await db.fetch("SELECT DISTINCT state, delivery FROM send_log")
+    assert [tuple(end) for end in ends] == [("sent", "bounced")]

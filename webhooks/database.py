@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections to PostgreSQL for both halves: no wait for one is unbounded, and a transaction pooler is noticed."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import asyncpg
+
+ACQUIRE_SECONDS: Final = 5.0
+"""Longest wait for a free connection of a pool (asyncpg itself would wait for ever)."""
+
+CONNECT_SECONDS: Final = 10.0
+COMMAND_SECONDS: Final = 60.0
+PREPARED_STATEMENTS: Final = 100
+
+
+class BoundedPool(asyncpg.Pool):
+    """A pool whose `acquire`, and so each of its short cuts, raises TimeoutError instead of waiting for ever."""
+
+    def acquire(self, *, timeout: float | None = ACQUIRE_SECONDS) -> Any:
+        """Return a free connection, as a context manager or awaitable."""
+        return super().acquire(timeout=timeout)
+
+
+async def connect_pool(
+    dsn: str, *, size: int, application: str, min_size: int = 1, command_seconds: float = COMMAND_SECONDS
+) -> BoundedPool:
+    """Return an open pool of at most `size` connections. Raises OSError, TimeoutError or asyncpg's errors.
+
+    Behind a transaction pooler statements are not kept prepared, since each transaction may meet another server.
+    """
+    settings = {"application_name": application}
+    probe = await asyncpg.connect(dsn, statement_cache_size=0, timeout=CONNECT_SECONDS, server_settings=settings)
+    try:
+        pooled = await is_behind_pooler(probe)
+    finally:
+        await probe.close(timeout=CONNECT_SECONDS)
+    pool = BoundedPool(
+        dsn,
+        min_size=min(min_size, size),
+        max_size=size,
+        max_queries=50_000,
+        max_inactive_connection_lifetime=300.0,
+        loop=None,
+        connection_class=asyncpg.Connection,
+        record_class=asyncpg.Record,
+        timeout=CONNECT_SECONDS,
+        command_timeout=command_seconds,
+        server_settings=settings,
+        statement_cache_size=0 if pooled else PREPARED_STATEMENTS,
+    )
+    return await pool
+
+
+SERVER_PROCESS: Final = "SELECT pg_backend_pid()"
+
+
+async def is_behind_pooler(connection: Any) -> bool:
+    """Say whether the server that answers is another one than the connection was made to."""
+    async with connection.transaction():
+        return bool(await connection.fetchval(SERVER_PROCESS) != connection.get_server_pid())

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Postmark, Email API and webhooks: one record about one recipient in each POST, with a credential, unsigned."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
+from webhooks.payload import at, iso_time, load_object, short, text_at
+from webhooks.provider import (
+    BadPayload,
+    Delivery,
+    Facts,
+    Feed,
+    Fetch,
+    NoSample,
+    Parsed,
+    Provider,
+    Stamp,
+    Verdict,
+)
+from webhooks.signature import credential_headers, credential_only
+
+FACTS: Final = Facts(
+    title="Postmark (Email API, webhooks)",
+    key_slot=(
+        "Metadata.send_key (SMTP: header X-PM-Metadata-send_key, taken out before delivery); comes back as"
+        " Metadata.send_key. Names up to 20 characters, values up to 80, ten fields"
+        " [postmarkapp.com/support/article/1125-custom-metadata-faq, bennadel.com/blog/3906]"
+    ),
+    first_evidence="none before Delivery or Bounce: there is no webhook for acceptance [anymail/django-anymail docs]",
+    event_id=(
+        "ID of Bounce and SpamComplaint; else a hash over record type, message id, recipient, time, link and"
+        " suppression [ActiveCampaign/postmark.js models]"
+    ),
+    authentication=(
+        "nothing is signed (a sample with x-postmark-signature in the vendor's overview is wrong). secrets:"
+        " basic:user:password for HttpAuth or the URL, header:Name=value for HttpHeaders, query:name=value"
+        " [postmarkapp.com/developer/webhooks/webhooks-overview, ActiveCampaign/postmark-skills]"
+    ),
+    redelivery=(
+        "until exactly 200; bounces over 10.5 hours (1, 5, 10, 10, 10, 15, 30 min, 1, 2, 6 h), deliveries, opens,"
+        " clicks and subscription changes after 1, 5 and 15 min only; 403 ends it at once"
+        " [api-evangelist/postmark conventions, reading the overview of 2026-08]"
+    ),
+    look_up=(
+        "by our key: GET /messages/outbound?metadata_send_key=..., 45 days unless set otherwise; dates are US Eastern"
+        " time [postmarkapp.com/developer/api/messages-api]"
+    ),
+    registration=(
+        "POST /webhooks with X-Postmark-Server-Token: Url, MessageStream, HttpAuth or HttpHeaders, Triggers; ten URLs a"
+        " message stream [ActiveCampaign/postmark-skills]"
+    ),
+    sources=(
+        "postmarkapp.com/developer, github.com/ActiveCampaign/postmark.js (2026-02), github.com/ActiveCampaign/"
+        "postmark-skills (2026-02), github.com/api-evangelist/postmark (2026-08)"
+    ),
+    key_is_echoed_in="every event of a message; not in suppressions made by hand, which belong to no message",
+    first_event_is_delivery=True,
+)
+
+_ACCEPTED: Final = Testimony.ACCEPTED
+_REJECTED: Final = Testimony.REJECTED
+_NONE: Final = Testimony.NONE
+
+RECORDS: Final = MappingProxyType(
+    {
+        "Delivery": (Kind.DELIVERED, _ACCEPTED),
+        "Open": (Kind.OPENED, _ACCEPTED),
+        "Click": (Kind.CLICKED, _ACCEPTED),
+        "SpamComplaint": (Kind.COMPLAINED, _ACCEPTED),
+        "Inbound": (Kind.INBOUND, _NONE),
+    }
+)
+"""What each `RecordType` means and proves, but Bounce and SubscriptionChange [ActiveCampaign/postmark.js models]."""
+
+BOUNCES: Final = MappingProxyType(
+    {
+        "HardBounce": (Kind.BOUNCED, _ACCEPTED),
+        "Transient": (Kind.DEFERRED, _ACCEPTED),
+        "AutoResponder": (Kind.AUTORESPONDED, _ACCEPTED),
+        "AddressChange": (Kind.AUTORESPONDED, _ACCEPTED),
+        "DnsError": (Kind.DEFERRED, _ACCEPTED),
+        "SpamNotification": (Kind.COMPLAINED, _ACCEPTED),
+        "OpenRelayTest": (Kind.DEFERRED, _ACCEPTED),
+        "Unknown": (Kind.UNKNOWN, _ACCEPTED),
+        "SoftBounce": (Kind.BOUNCED, _ACCEPTED),
+        "VirusNotification": (Kind.BOUNCED, _ACCEPTED),
+        "ChallengeVerification": (Kind.AUTORESPONDED, _ACCEPTED),
+        "SpamComplaint": (Kind.COMPLAINED, _ACCEPTED),
+        "Blocked": (Kind.BOUNCED, _ACCEPTED),  # by the recipient's server: Postmark had taken it and tried
+        "DMARCPolicy": (Kind.BOUNCED, _ACCEPTED),  # likewise
+        "Unconfirmed": (Kind.REJECTED, _ACCEPTED),
+        "Subscribe": (Kind.SUBSCRIBED, _ACCEPTED),
+        "Unsubscribe": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "BadEmailAddress": (Kind.REJECTED, _REJECTED),
+        "ManuallyDeactivated": (Kind.REJECTED, _REJECTED),
+        "SMTPApiError": (Kind.FAILED, _REJECTED),
+        "TemplateRenderingFailed": (Kind.FAILED, _REJECTED),
+        "InboundError": (Kind.INBOUND, _NONE),
+    }
+)
+"""What each `Type` of a Bounce means and proves [ActiveCampaign/postmark.js Bounce.ts; what is rejected: own reading of
+the names, as in django-anymail]. A type that is not here proves nothing."""
+
+SUPPRESSIONS: Final = MappingProxyType(
+    {
+        "HardBounce": Kind.BOUNCED,
+        "SpamComplaint": Kind.COMPLAINED,
+        "ManualSuppression": Kind.UNSUBSCRIBED,
+    }
+)
+"""What each `SuppressionReason` of a SubscriptionChange means [ActiveCampaign/postmark.js models]."""
+
+_WITHOUT_MESSAGE: Final = frozenset({"Subscribe", "Unsubscribe"})
+_TIMES: Final = ("DeliveredAt", "BouncedAt", "ReceivedAt", "ChangedAt")
+
+
+class Postmark:
+    """Postmark as the receiver and the sender's side know it."""
+
+    name: Final = "postmark"
+    facts: Final = FACTS
+
+    def stamp(self, wire_key: str) -> Stamp:
+        """Return the metadata that makes the key come back; there is no native idempotency key."""
+        return Stamp(body={"Metadata": {"send_key": wire_key}}, smtp_headers={"X-PM-Metadata-send_key": wire_key})
+
+    async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
+        """Judge the credential that the request carries: Postmark signs nothing."""
+        return credential_only(delivery, feed.secrets, "basic:user:password, header:Name=value or query:name=value")
+
+    def parse(self, delivery: Delivery) -> Parsed:
+        """Return the one event of a webhook."""
+        record = load_object(delivery.body)
+        message_id = text_at(record, "MessageID")
+        if not any(name in record for name in ("RecordType", "FromFull", "MessageID")):
+            raise BadPayload("no RecordType: not a webhook of Postmark")
+        kind, testimony = _meaning(record, message_id)
+        event = Event(
+            kind=kind,
+            testimony=testimony,
+            message_id=bounded_id(message_id) if message_id else None,
+            event_id=_event_id(record, message_id),
+            send_key=_send_key(at(record, "Metadata")),
+            recipient=_recipient(record),
+            occurred_at=iso_time(_time(record)),
+            reason=_reason(record),
+            raw=delivery.body,
+        )
+        return Parsed((event,))
+
+    def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
+        """Return an example delivery, by Postmark's record and bounce types or by normalised kinds."""
+        if kind not in _SAMPLES:
+            raise NoSample(f"postmark has no sample {kind!r}; there are {', '.join(_SAMPLES)}")
+        headers, query = credential_headers(feed.secrets)
+        if not (headers or query):
+            raise NoSample("the feed has no credential to carry: set feeds.<name>.secrets to basic:user:password")
+        body = msgspec.json.encode(_sample_record(kind, wire_key, now))
+        return Delivery(body, {"content-type": "application/json", **headers}, query=query)
+
+
+def _meaning(record: dict[str, Any], message_id: str | None) -> tuple[Kind, Testimony]:
+    record_type = text_at(record, "RecordType")
+    if record_type == "Bounce":
+        return _bounce(text_at(record, "Type") or "", message_id)
+    if record_type == "SubscriptionChange":
+        return _subscription_change(record), _ACCEPTED if message_id else _NONE
+    if record_type is None and "FromFull" in record:  # inbound webhooks have no RecordType
+        return Kind.INBOUND, _NONE
+    return RECORDS.get(record_type or "", (Kind.UNKNOWN, _NONE))
+
+
+def _bounce(bounce_type: str, message_id: str | None) -> tuple[Kind, Testimony]:
+    kind, testimony = BOUNCES.get(bounce_type, (Kind.BOUNCED, _NONE))
+    return kind, _NONE if bounce_type in _WITHOUT_MESSAGE and not message_id else testimony
+
+
+def _subscription_change(record: dict[str, Any]) -> Kind:
+    if record.get("SuppressSending") is False:
+        return Kind.SUBSCRIBED
+    return SUPPRESSIONS.get(text_at(record, "SuppressionReason") or "", Kind.UNSUBSCRIBED)
+
+
+def _send_key(metadata: Any) -> str | None:
+    # Names have come back in other cases than they were sent in (backstagephp/laravel-mails#62).
+    if not isinstance(metadata, dict):
+        return None
+    spelt = [name for name in metadata if name.lower() == "send_key"]
+    return text_at(metadata, "send_key") or next(filter(None, (text_at(metadata, name) for name in spelt)), None)
+
+
+def _recipient(record: dict[str, Any]) -> str | None:
+    return text_at(record, "Email") or text_at(record, "Recipient")
+
+
+def _time(record: dict[str, Any]) -> str | None:
+    return next(filter(None, (text_at(record, name) for name in _TIMES)), None)
+
+
+def _event_id(record: dict[str, Any], message_id: str | None) -> str:
+    if identity := text_at(record, "ID"):
+        return bounded_id(identity)
+    told_apart = ("RecordType", "Type", "OriginalLink", "SuppressionReason")
+    suppressed = str(record.get("SuppressSending"))
+    said = (text_at(record, name) for name in told_apart)
+    return derived_id("postmark", message_id, _recipient(record), _time(record), suppressed, *said)
+
+
+def _reason(record: dict[str, Any]) -> str | None:
+    if record.get("RecordType") == "SubscriptionChange":
+        return short(text_at(record, "SuppressionReason"))
+    if record.get("RecordType") != "Bounce":
+        return None
+    words = (text_at(record, "Type"), text_at(record, "Details") or text_at(record, "Description"))
+    return short(" ".join(filter(None, words)))
+
+
+_BOUNCED: Final = {"RecordType": "Bounce", "Type": "HardBounce", "TypeCode": 1, "Details": "smtp;550 no such user"}
+_DEFERRED: Final = {"RecordType": "Bounce", "Type": "Transient", "TypeCode": 2, "Details": "smtp;451 try later"}
+_REFUSED: Final = {"RecordType": "Bounce", "Type": "ManuallyDeactivated", "TypeCode": 100002}
+_FAILED: Final = {"RecordType": "Bounce", "Type": "SMTPApiError", "TypeCode": 100007}
+_UNSUBSCRIBED: Final = {
+    "RecordType": "SubscriptionChange",
+    "SuppressSending": True,
+    "SuppressionReason": "ManualSuppression",
+}
+
+_SAMPLES: Final[dict[str, dict[str, object]]] = {
+    "Delivery": {"RecordType": "Delivery"},
+    "delivered": {"RecordType": "Delivery"},
+    "Bounce": _BOUNCED,
+    "bounced": _BOUNCED,
+    "Transient": _DEFERRED,
+    "deferred": _DEFERRED,
+    "ManuallyDeactivated": _REFUSED,
+    "rejected": _REFUSED,
+    "SMTPApiError": _FAILED,
+    "failed": _FAILED,
+    "Open": {"RecordType": "Open"},
+    "opened": {"RecordType": "Open"},
+    "Click": {"RecordType": "Click", "OriginalLink": "https://example.com/"},
+    "clicked": {"RecordType": "Click", "OriginalLink": "https://example.com/"},
+    "SpamComplaint": {"RecordType": "SpamComplaint", "Type": "SpamComplaint", "TypeCode": 100001},
+    "complained": {"RecordType": "SpamComplaint", "Type": "SpamComplaint", "TypeCode": 100001},
+    "SubscriptionChange": _UNSUBSCRIBED,
+    "unsubscribed": _UNSUBSCRIBED,
+}
+_SAMPLE_TIMES: Final = MappingProxyType(
+    {"Delivery": "DeliveredAt", "Open": "ReceivedAt", "Click": "ReceivedAt", "SubscriptionChange": "ChangedAt"}
+)
+
+
+def _sample_record(kind: str, wire_key: str, now: datetime) -> dict[str, object]:
+    record = _SAMPLES[kind]
+    time = _SAMPLE_TIMES.get(str(record["RecordType"]), "BouncedAt")
+    bounce = {"ID": int(now.timestamp() * 1_000_000)} if time == "BouncedAt" else {}
+    return {
+        **record,
+        **bounce,
+        "MessageID": derived_id("sample", wire_key),
+        "MessageStream": "outbound",
+        "Metadata": {"send_key": wire_key},
+        "Email" if time == "BouncedAt" else "Recipient": "sample@example.com",
+        time: now.isoformat(),
+    }
+
+
+PROVIDER: Final[Provider] = Postmark()

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resend: one JSON object a delivery, signed by the Standard Webhooks scheme under Svix's header names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import Any, Final
+
+from webhooks import payload
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
+from webhooks.provider import (
+    BadPayload,
+    Delivery,
+    Facts,
+    Feed,
+    Fetch,
+    NoSample,
+    Parsed,
+    Stamp,
+    Verdict,
+)
+from webhooks.signature import (
+    credential_headers,
+    sign_standard_webhook,
+    standard_webhook,
+    standard_webhook_id,
+    standard_webhook_keys,
+)
+
+_FACTS: Final = Facts(
+    title="Resend",
+    key_slot=(
+        "tags [{name: send_key}] (letters, digits, _ and -, at most 256; by SMTP the header X-Send-Key); comes back as"
+        " data.tags.send_key, the header in data.headers [resend/resend-openapi OutboundEmailEventData]"
+    ),
+    first_evidence="email.sent, or email.scheduled: the API request was successful [resend/resend-openapi]",
+    event_id=(
+        "header svix-id, the same on each retry and on a replay from dashboard or API; none in the body [svix-docs]."
+        " Events of a message to several recipients don't say which one: use one recipient a send"
+    ),
+    authentication=(
+        "Standard Webhooks: HMAC-SHA256 of id, timestamp and raw body; secrets: the whsec_ signing secret, several"
+        " while it is rotated; never a whpk_ key, which is public [standard-webhooks spec]"
+    ),
+    redelivery=(
+        "at once, then after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h, until any 2xx; the endpoint is disabled after"
+        " about 5 days of failure [resend.com/docs/webhooks/retries-and-replays, svix-docs]"
+    ),
+    look_up=(
+        "not by our key: the same request with the same Idempotency-Key answers with the first id for 24 hours; later"
+        " GET /emails (by time only) and GET /emails/{id} [resend/resend-openapi]"
+    ),
+    registration="POST /webhooks {endpoint, events} answers id and signing_secret [resend/resend-openapi]",
+    sources="github.com/resend/resend-openapi, resend-node 6.22, resend.com/docs, github.com/svix/svix-docs",
+    same_key_window=timedelta(hours=24),
+    tolerance=timedelta(minutes=5),
+    key_is_echoed_in="every email.* event of an outbound message",
+)
+
+_KINDS: Final = MappingProxyType(
+    {
+        "email.sent": (Kind.SENT, Testimony.ACCEPTED),
+        "email.scheduled": (Kind.QUEUED, Testimony.ACCEPTED),
+        "email.delivered": (Kind.DELIVERED, Testimony.ACCEPTED),
+        "email.delivery_delayed": (Kind.DEFERRED, Testimony.ACCEPTED),
+        "email.bounced": (Kind.BOUNCED, Testimony.ACCEPTED),
+        "email.complained": (Kind.COMPLAINED, Testimony.ACCEPTED),
+        "email.opened": (Kind.OPENED, Testimony.ACCEPTED),
+        "email.clicked": (Kind.CLICKED, Testimony.ACCEPTED),
+        "email.failed": (Kind.FAILED, Testimony.REJECTED),
+        "email.suppressed": (Kind.REJECTED, Testimony.REJECTED),
+        "email.received": (Kind.INBOUND, Testimony.NONE),
+    }
+)
+"""What each value of `type` means and proves; others (contact.*, domain.*, suppression.*) speak of no send
+[resend/resend-node webhook-event.interface.ts, resend/resend-openapi]."""
+
+_UNKNOWN: Final = (Kind.UNKNOWN, Testimony.NONE)
+_SUPPRESSED: Final = (Kind.REJECTED, Testimony.REJECTED)
+_REASONS: Final = (("bounce", "message"), ("failed", "reason"), ("suppressed", "message"))
+_TELLS_APART: Final = (("click", "link"), ("click", "timestamp"), ("id",))
+
+
+class Resend:
+    """Resend, as the receiver sees it."""
+
+    name = "resend"
+    facts = _FACTS
+
+    def stamp(self, wire_key: str) -> Stamp:
+        """Return tag, header and native idempotency key (kept 24 hours: the same request sends nothing again)."""
+        return Stamp(
+            body={"tags": [{"name": "send_key", "value": wire_key}]},
+            headers={"Idempotency-Key": wire_key},
+            smtp_headers={"X-Send-Key": wire_key, "Resend-Idempotency-Key": wire_key},
+        )
+
+    async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
+        """Judge the signature against each of the feed's `whsec_` secrets."""
+        return standard_webhook(delivery, feed.secrets, now, feed.tolerance)
+
+    def parse(self, delivery: Delivery) -> Parsed:
+        """Return the one event of the delivery."""
+        body = payload.load_object(delivery.body)
+        name = payload.text_at(body, "type")
+        if name is None:
+            raise BadPayload("no type: not a Resend event")
+        data = payload.at(body, "data")
+        kind, testimony = _SUPPRESSED if _is_old_suppression(name, data) else _KINDS.get(name, _UNKNOWN)
+        message_id = payload.text_at(data, "email_id")
+        event = Event(
+            kind=kind,
+            testimony=testimony,
+            message_id=bounded_id(message_id) if message_id else None,
+            event_id=bounded_id(standard_webhook_id(delivery) or _derived(name, body)),
+            send_key=_send_key(data),
+            recipient=_only_recipient(data),
+            occurred_at=payload.iso_time(payload.at(body, "created_at")),
+            reason=payload.short(_first(payload.text_at(data, *path) for path in _REASONS)),
+            raw=delivery.body,
+        )
+        return Parsed([event])
+
+    def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
+        """Return an example delivery, signed with the feed's first `whsec_` secret or carrying its credential."""
+        name = next((name for name, (known, _) in _KINDS.items() if kind in (name, known)), None)
+        if name is None:
+            raise NoSample(f"resend has no event {kind!r}; it has {', '.join(_KINDS)}")
+        body = _sample_body(name, wire_key, now)
+        message_id, timestamp = "msg_" + derived_id(name, wire_key, now.isoformat()), str(int(now.timestamp()))
+        headers, query = credential_headers(feed.secrets)
+        if keys := standard_webhook_keys(feed.secrets):
+            headers["svix-signature"] = sign_standard_webhook(keys[0], message_id, timestamp, body)
+        elif not headers and not query:
+            raise NoSample("the feed has no whsec_ secret to sign with")
+        headers |= {"content-type": "application/json", "svix-id": message_id, "svix-timestamp": timestamp}
+        return Delivery(body, headers, query=query)
+
+
+def _is_old_suppression(name: str, data: object) -> bool:
+    # Before email.suppressed existed, a suppressed send was reported as a bounce [anymail/webhooks/resend.py].
+    if name != "email.bounced":
+        return False
+    sub_type, message = (payload.text_at(data, "bounce", field) or "" for field in ("subType", "message"))
+    return "suppress" in sub_type.lower() or "suppressed sending" in message.lower()
+
+
+def _send_key(data: object) -> str | None:
+    return _named(payload.at(data, "tags"), "send_key") or _named(payload.at(data, "headers"), "x-send-key")
+
+
+def _named(pairs: object, wanted: str) -> str | None:
+    # Tags come as an object, headers as a list of {name, value}; either is taken for both.
+    for name, value in _pairs(pairs):
+        if isinstance(name, str) and name.lower() == wanted:
+            return payload.text_at(value)
+    return None
+
+
+def _pairs(value: object) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, list):
+        yield from ((payload.at(entry, "name"), payload.at(entry, "value")) for entry in value)
+
+
+def _only_recipient(data: object) -> str | None:
+    listed = [payload.at(data, field) for field in ("to", "cc", "bcc")]
+    everybody = [address for entry in listed for address in (entry if isinstance(entry, list) else [entry]) if address]
+    if len(everybody) > 1:
+        return None  # the event doesn't say which of them it is about
+    return payload.text_at(everybody[0]) if everybody else payload.text_at(data, "email")
+
+
+def _derived(name: str, body: dict[str, Any]) -> str:
+    data = payload.at(body, "data")
+    rest = [payload.text_at(data, *path) for path in (("email_id",), *_TELLS_APART)]
+    return derived_id("resend", name, payload.text_at(body, "created_at"), _only_recipient(data), *rest)
+
+
+def _first(texts: Iterator[str | None]) -> str | None:
+    return next((text for text in texts if text), None)
+
+
+def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:
+    when = now.isoformat()
+    data = {
+        "email_id": "sample-" + derived_id("sample", wire_key)[:32],
+        "created_at": when,
+        "to": ["sample@example.com"],
+        "tags": {"send_key": wire_key},
+    }
+    return json.dumps({"type": name, "created_at": when, "data": data}).encode()
+
+
+PROVIDER: Final = Resend()

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP side: a provider's request becomes stored events, and an answer that this provider understands.
+
+Read the body, verify, parse, store, answer. "Done" is only ever said after the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from traceback import extract_tb
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from webhooks import answers, metrics
+from webhooks.answers import Quiet
+from webhooks.body import BodyReader, BodyRefusedError
+from webhooks.counters import Counters
+from webhooks.event import Event, Kind, Testimony, derived_id
+from webhooks.inbox import Inbox, InboxBusy, InboxUnavailable, Stored
+from webhooks.provider import (
+    BadPayload,
+    Clock,
+    Delivery,
+    Feed,
+    Fetch,
+    FetchError,
+    Later,
+    Parsed,
+    Provider,
+    Refused,
+    Verdict,
+)
+from webhooks.registry import PROVIDERS
+
+_log: Final = structlog.get_logger()
+_NOTHING: Final = Stored(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may cost: bytes of its body after inflation, and seconds for that to arrive.
+
+    `retry_after` is when to deliver again what was put off, in seconds.
+    """
+
+    max_body: int = 25_000_000
+    body_seconds: float = 30.0
+    retry_after: int = 30
+
+
+class NotStored(Exception):  # noqa: N818 - reads as what happened
+    """Not stored for our reasons: the provider must deliver again. The text is a short stable word."""
+
+
+class Receiver:
+    """Takes deliveries for the configured feeds. Set `draining` to put new ones off while those in flight finish."""
+
+    def __init__(
+        self,
+        feeds: Mapping[str, Feed],
+        inbox: Inbox,
+        fetch: Fetch,
+        clock: Clock,
+        counters: Counters,
+        limits: Limits,
+        providers: Mapping[str, Provider],
+    ) -> None:
+        self.draining = False
+        self._feeds = {name: (feed, providers[feed.provider]) for name, feed in feeds.items()}
+        self._inbox, self._fetch, self._clock, self._counters = inbox, fetch, clock, counters
+        self._bodies = BodyReader(limits.max_body, limits.body_seconds)
+        self._retry_after = limits.retry_after
+        self._quiet = Quiet()
+
+    async def take(self, request: web.Request) -> web.Response:
+        """Answer a provider's delivery. Never raises for what the request holds."""
+        found = self._feeds.get(request.match_info["feed"])
+        if found is None:
+            return self.unknown_feed()
+        feed, provider = found
+        try:
+            return await self._taken(request, feed, provider)
+        except BodyRefusedError as error:
+            self._note_refused(feed, error.reason, str(error))
+            return answers.problem(error.status, str(error))
+        except NotStored as error:
+            return self._put_off(feed, provider, str(error))
+
+    async def probe(self, request: web.Request) -> web.Response:
+        """Answer HEAD and GET, by which some providers ask whether the endpoint is there."""
+        return answers.ok() if request.match_info["feed"] in self._feeds else self.unknown_feed()
+
+    def unknown_feed(self) -> web.Response:
+        """Answer a request to a feed that is not configured."""
+        metrics.delivery(metrics.UNKNOWN_FEED, "refused:unknown_feed").inc()
+        return answers.problem(404, "no such feed")
+
+    async def ready(self, _request: web.Request) -> web.Response:
+        """Say whether deliveries can be stored now."""
+        if self.draining:
+            return answers.problem(503, "shutting down")
+        try:
+            await self._inbox.check()
+        except (InboxBusy, InboxUnavailable) as error:
+            return answers.problem(503, str(error))
+        return answers.ok()
+
+    async def _taken(self, request: web.Request, feed: Feed, provider: Provider) -> web.Response:
+        if self.draining:
+            raise NotStored("draining")
+        delivery = Delivery(
+            await self._bodies.read(request),
+            {name.lower(): value for name, value in request.headers.items()},
+            request.method,
+            request.rel_url.raw_query_string,
+        )
+        verdict = await self._verdict(delivery, feed, provider)
+        if isinstance(verdict, Refused):
+            self._note_refused(feed, verdict.reason, verdict.hint)
+            return answers.refused(provider.facts.refused_status, verdict.reason, verdict.hint, self._retry_after)
+        if isinstance(verdict, Later):
+            raise NotStored(verdict.reason)
+        try:
+            parsed = self._parsed(delivery, feed, provider)
+        except BadPayload as error:
+            self._note_refused(feed, "format", str(error))
+            return answers.problem(400, str(error))
+        return answers.stored(await self._store(feed, parsed))
+
+    async def _verdict(self, delivery: Delivery, feed: Feed, provider: Provider) -> Verdict:
+        try:
+            return await provider.verify(delivery, feed, self._clock(), self._fetch)
+        except Exception as error:  # noqa: BLE001 - our fault, so the delivery must come again
+            self._log_failure("verify_failed", feed, error)
+            return Later("verify_failed")
+
+    def _parsed(self, delivery: Delivery, feed: Feed, provider: Provider) -> Parsed:
+        try:
+            return provider.parse(delivery)
+        except BadPayload:
+            raise
+        except Exception as error:  # noqa: BLE001 - our fault: kept whole, to be read again by a better adapter
+            self._log_failure("delivery_damaged", feed, error)
+            return Parsed((_unread(delivery.body),), anomalies={"damaged": 1})
+
+    async def _store(self, feed: Feed, parsed: Parsed) -> Stored:
+        if parsed.confirm_url:
+            await self._confirm(feed, parsed.confirm_url)
+        try:
+            stored = await self._inbox.store(feed.name, parsed.events) if parsed.events else _NOTHING
+        except InboxBusy:
+            raise NotStored("busy") from None
+        except InboxUnavailable:
+            raise NotStored("database") from None
+        self._note_stored(feed, parsed, stored)
+        return stored
+
+    async def _confirm(self, feed: Feed, url: str) -> None:
+        try:
+            await self._fetch(url)
+        except FetchError as error:
+            _log.warning("confirmation_failed", feed=feed.name, error=str(error))
+            raise NotStored("confirmation") from None
+        _log.info("subscription_confirmed", feed=feed.name)
+
+    def _note_stored(self, feed: Feed, parsed: Parsed, stored: Stored) -> None:
+        self._counters.note(feed.name, "stored" if parsed.events else "control")
+        if stored.stored:
+            metrics.events(feed.name, "stored").inc(stored.stored)
+        if stored.repeated:
+            metrics.events(feed.name, "repeated").inc(stored.repeated)
+        for what, n in parsed.anomalies.items():
+            metrics.anomaly(feed.name, what).inc(n)
+            if what == "damaged":
+                self._counters.note(feed.name, what, n)
+
+    def _note_refused(self, feed: Feed, reason: str, hint: str) -> None:
+        self._counters.note(feed.name, f"refused:{reason}")
+        if (before := self._quiet.silenced(feed.name, reason)) is not None:
+            _log.warning("delivery_refused", feed=feed.name, reason=reason, hint=hint, unlogged_before=before)
+
+    def _put_off(self, feed: Feed, provider: Provider, reason: str) -> web.Response:
+        self._counters.note(feed.name, f"later:{reason}")
+        if (before := self._quiet.silenced(feed.name, f"later:{reason}")) is not None:
+            _log.error("delivery_not_stored", feed=feed.name, reason=reason, unlogged_before=before)
+        return answers.later(provider.facts.busy_status, reason, self._retry_after)
+
+    def _log_failure(self, event: str, feed: Feed, error: Exception) -> None:
+        # No traceback and no text of the error: both may quote the delivery.
+        if (before := self._quiet.silenced(feed.name, event)) is not None:
+            where = extract_tb(error.__traceback__)[-1]
+            place = f"{where.name}:{where.lineno}"
+            _log.error(event, feed=feed.name, error=type(error).__name__, at=place, unlogged_before=before)
+
+
+def _unread(body: bytes) -> Event:
+    return Event(
+        kind=Kind.UNKNOWN,
+        testimony=Testimony.NONE,
+        message_id=None,
+        event_id=derived_id("unread", body.decode("latin-1")),
+        raw=body,
+    )
+
+
+RECEIVER: Final = web.AppKey("receiver", Receiver)
+"""Where the application keeps its receiver: `app[RECEIVER].draining = True` puts new deliveries off."""
+
+
+def make_receiver(
+    feeds: Mapping[str, Feed],
+    inbox: Inbox,
+    fetch: Fetch,
+    clock: Clock,
+    counters: Counters,
+    limits: Limits | None = None,
+    providers: Mapping[str, Provider] = PROVIDERS,
+) -> web.Application:
+    """Return the application that takes deliveries: `/webhooks/{feed}`, `/healthz`, `/readyz`.
+
+    It must run with `auto_decompress=False`, `handler_cancellation=False` and without an access log.
+    """
+    receiver = Receiver(feeds, inbox, fetch, clock, counters, limits or Limits(), providers)
+    app = web.Application()
+    app[RECEIVER] = receiver
+    app.router.add_post("/webhooks/{feed}", receiver.take)
+    app.router.add_get("/webhooks/{feed}", receiver.probe, allow_head=True)
+    app.router.add_get("/healthz", _alive)
+    app.router.add_get("/readyz", receiver.ready)
+    return app
+
+
+async def _alive(_request: web.Request) -> web.Response:
+    return answers.ok()
