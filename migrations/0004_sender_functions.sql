@@ -354,10 +354,14 @@ DECLARE
     r send_log;
     ended verdict;
     t timestamptz := clock_timestamp();
+    id text := nullif(btrim(message_id, '<> '), '');  -- events name it without the brackets of some answers
 BEGIN
     PERFORM send_check_call(key, coalesce(options ->> 'feed', 'unknown'), options, ARRAY['feed', 'response']);
     IF fence IS NULL THEN
         RAISE EXCEPTION 'send_confirm needs the fence that send_claim gave' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF octet_length(id) > 255 THEN  -- an index entry has a limit, and an answer must never be lost
+        id := 'sha256:' || encode(sha256(convert_to(id, 'UTF8')), 'hex');
     END IF;
     w := wire_key(key);
     SELECT * INTO r FROM send_log l WHERE l.wire_key = w;
@@ -366,7 +370,7 @@ BEGIN
     END IF;
     INSERT INTO provider_event (feed, message_id, event_id, partition_at, occurred_at, wire_key, kind, testimony, source, attempt, fence)
     VALUES (coalesce(options ->> 'feed', ended.feed, r.feed, 'unknown'),
-        coalesce(nullif(message_id, ''), '~answer:' || fence), 'answer:' || fence,
+        coalesce(id, '~answer:' || fence), 'answer:' || fence,
         event_partition_at(CASE WHEN r.fence = fence THEN r.claimed_at ELSE ended.claimed_at END), t, w, 'sent', 'accepted', 'sender',
         CASE WHEN r.fence = fence THEN r.attempt ELSE ended.attempt END, fence)
     ON CONFLICT DO NOTHING;
@@ -378,7 +382,7 @@ BEGIN
     END IF;
     t := clock_timestamp();
     UPDATE send_log l SET state = 'sent', sent_at = coalesce(l.sent_at, t), answered_at = coalesce(l.answered_at, t),
-        provider_message_id = coalesce(l.provider_message_id, nullif(message_id, '')),
+        provider_message_id = coalesce(l.provider_message_id, id),
         response = coalesce(l.response, options -> 'response'),
         verdict_source = coalesce(CASE WHEN l.state = 'sent' THEN l.verdict_source END, 'sender'),
         verdict_reason = coalesce(CASE WHEN l.state = 'sent' THEN l.verdict_reason END, 'answered'),
@@ -389,7 +393,7 @@ BEGIN
     IF r.state IN ('pending', 'failed') OR r.state = 'claimed' AND r.fence <> fence THEN
         INSERT INTO verdict (wire_key, attempt, fence, action, reason, source, who, feed, claimed_at, submit_by, message_id)
         VALUES (w, r.attempt, fence, 'sent', 'answered late: the row was ' || r.state, 'sender', 'send_confirm', r.feed,
-            r.claimed_at, r.submit_by, nullif(message_id, ''));
+            r.claimed_at, r.submit_by, id);
     END IF;
     IF EXISTS (SELECT FROM provider_event e WHERE e.wire_key = w AND e.source = 'sender' AND e.testimony = 'accepted'
                AND e.fence <> send_confirm.fence) THEN

@@ -19,7 +19,6 @@ from typing import Any, Final, Literal, cast
 import asyncpg
 import structlog
 from aiohttp import web
-from yarl import URL
 
 from reconciler import composition, metrics
 from reconciler.errors import DatabaseUnavailable, UserError
@@ -133,7 +132,7 @@ class Daemon:
                 await self._open(stack)
                 self._opened = stack.pop_all()
         except DatabaseUnavailable as error:
-            if not self._settings.database.url or _is_hopeless(error.__cause__):
+            if not _may_pass(error.__cause__, embedded=not self._settings.database.url):
                 raise
             return str(error)
         except FAILURES as error:
@@ -276,10 +275,11 @@ async def _close_pool(pool: BoundedPool) -> None:
         pool.terminate()
 
 
-def _is_hopeless(cause: BaseException | None) -> bool:
-    """Say whether a person must put it right: a wrong URL, account, password or database name."""
-    wrong = (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
-    return isinstance(cause, wrong)
+def _may_pass(cause: BaseException | None, *, embedded: bool) -> bool:
+    """Say whether waiting may help: not with a wrong URL, account, password or database name, nor a wrong directory."""
+    if isinstance(cause, ValueError | asyncpg.InvalidAuthorizationSpecificationError | asyncpg.InvalidCatalogNameError):
+        return False
+    return not embedded or isinstance(cause, ConnectionError | TimeoutError | asyncpg.PostgresError)
 
 
 async def _until(stop: asyncio.Event, opening: Coroutine[Any, Any, None]) -> None:
@@ -324,9 +324,9 @@ async def _listen_http(runner: web.AppRunner, settings: Settings) -> list[str]:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(f"port {port} on {host} is in use: stop the other program, or set receiver.port") from error
-        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # resolvers' are < 0
         raise UserError(f"port {port} on {host} can't be had ({reason}): set receiver.host or receiver.port") from error
-    return [str(URL.build(scheme="http", host=host, port=port)) for host, port, *_ in runner.addresses]
+    return [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port, *_ in runner.addresses]
 
 
 def _tell_feeds(settings: Settings, only: Only, urls: list[str]) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The embedded PostgreSQL: a server of our own in a directory, for whoever has no `database.url`.
 
-It uses nothing but a directory of PostgreSQL binaries. Two files are locked with flock(2), because the kernel gives those
-locks back however a process ends: `users.lock` is shared by every program that uses the server, and `server.lock` is
-inherited by the server's own processes, so that it is free exactly when none of them is left.
+It uses nothing but a directory of PostgreSQL binaries. Two files are locked with flock(2), because the kernel gives
+those locks back however a process ends: `users.lock` is shared by every program that uses the server, and `server.lock`
+is inherited by the server's own processes, so that it is free exactly when none of them is left.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class EmbeddedPostgres:
     """
 
     def __init__(self, root: Path, *, fast: bool = False) -> None:
-        self.root = Path(root).absolute()
+        self.root = root.resolve()
         self.data = self.root / "data"
         self.log_file = self.root / "postgres.log"
         self._settings = DURABLE | FAST if fast else DURABLE
@@ -225,7 +225,7 @@ class EmbeddedPostgres:
         try:
             pid = int((self.data / "postmaster.pid").read_text().split()[0])
             os.kill(pid, 0)
-            if Path("/proc/self/cwd").exists() and Path(f"/proc/{pid}/cwd").readlink() != self.data.resolve():
+            if Path("/proc/self/cwd").exists() and Path(f"/proc/{pid}/cwd").readlink() != self.data:
                 return None
         except (OSError, IndexError, ValueError):
             return None

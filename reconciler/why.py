@@ -131,7 +131,7 @@ def _row_entries(row: asyncpg.Record, verdicts: list[asyncpg.Record]) -> Iterato
 
 
 def _claims(row: asyncpg.Record, verdicts: list[asyncpg.Record]) -> list[dict[str, Any]]:
-    """Return every claim that is still known of: the row keeps its newest and the time of its first, verdicts the rest."""
+    """Return every claim that is still known of. The row keeps its newest, and of its first the time."""
     found = {}
     for source in (*verdicts, row):
         if source["claimed_at"] and source["submit_by"]:
@@ -202,7 +202,7 @@ def _verdict_entries(verdicts: list[asyncpg.Record]) -> Iterator[Entry]:
         yield Entry(verdict["decided_at"], "verdict", "; ".join(words), details)
 
 
-def _source(verdict: Mapping[str, Any]) -> str:
+def _source(verdict: asyncpg.Record) -> str:
     return (
         f"the operator {verdict['who']}"
         if verdict["source"] == "operator"
@@ -241,7 +241,8 @@ def _standing(row: asyncpg.Record) -> str:
         case "claimed":
             return f"claimed, nobody knows whether it was accepted; {attempts}{held}{cause}"
     if row["released_at"]:
-        return f"free to be sent again ({row['release_basis']}) since {_clock(row['released_at'])}; {attempts}{held}{cause}"
+        free = f"free to be sent again ({row['release_basis']}) since {_clock(row['released_at'])}"
+        return f"{free}; {attempts}{held}{cause}"
     return f"pending, not claimed yet; {attempts}{held}"
 
 
@@ -273,7 +274,7 @@ _WORDS: Final = {
     "failed:attempts": "nothing was heard of it and no attempt is left: the next look makes it failed",
     "failed": "its class gives up on unknown sends: the next look makes it failed",
     "released:same_key_retry": "the provider keeps its key, so it can be sent again safely: the next look releases it",
-    "released:gave_up": "nobody could tell, and its class gives up by releasing: the next look does, risking a duplicate",
+    "released:gave_up": "nobody could tell, and its class gives up by releasing: the next look does, risking two",
     "released": "a witness can tell that it was not accepted: the next look releases it",
     "waiting:submitting": "its sender may still submit it until {submit_by}; nothing is judged before",
     "waiting:backoff": "waits until {until}, then it is released to be sent again with the same key",
@@ -288,7 +289,7 @@ _WAITS_FOR: Final = {
     "paused": "an operator paused its feed (or all): it waits for reconciler resume",
     "breaker": "too many releases opened its feed's breaker: it waits for reconciler resume",
     "suspect": "the database may have gone back in time: it waits for reconciler resume",
-    "rejection": "a rejection was heard, but an earlier attempt may have been accepted: it waits for a witness of absence",
+    "rejection": "it was rejected, but another attempt may have been accepted: it waits for a witness of absence",
     "unknown_event": "a provider spoke of it without saying whether it was accepted: a clearer event decides, or you",
     "refused": "the feed's newest delivery was refused: see reconciler status, then put right the feed's secrets",
     "few_controls": (

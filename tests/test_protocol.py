@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import string
 from datetime import timedelta
 
 import asyncpg
@@ -27,6 +29,7 @@ from kit import (
     wait_until_somebody_waits_for_a_lock,
 )
 from reconciler.feeds import pause, resume
+from webhooks.event import bounded_id
 
 KEY = "order:1"
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -429,6 +432,19 @@ async def test_h23_an_id_known_before_the_call_joins_events_without_a_key(db: as
     await event(db, None, message_id="guid-1")
     await reconcile(db)
     assert await state(db, KEY) == "sent"
+
+
+async def test_h23_an_answers_id_in_brackets_is_the_one_that_events_name_without(db: asyncpg.Pool) -> None:
+    fence = (await claim(db, KEY))["fence"]
+    await confirm(db, KEY, fence, "<2026.1@mg.example>")
+    assert (await row(db, KEY))["provider_message_id"] == "2026.1@mg.example"
+
+
+async def test_case_075_an_answers_id_longer_than_an_index_entry_is_kept_as_its_hash(db: asyncpg.Pool) -> None:
+    fence = (await claim(db, KEY))["fence"]
+    long = "".join(random.Random(1).choices(string.ascii_letters, k=6001))
+    assert await confirm(db, KEY, fence, long) == "sent"
+    assert (await row(db, KEY))["provider_message_id"] == bounded_id(long)
 
 
 async def test_h23_an_id_that_fits_several_rows_proves_nothing(db: asyncpg.Pool) -> None:

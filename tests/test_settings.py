@@ -286,7 +286,10 @@ def test_a_variable_that_names_a_section_only_is_refused(problems):
             "reconciler.toml:1: feeds.Main is no name of a feed: use lower-case letters, digits and hyphens, as in ",
         ),
         ("[rules]\ngrace = 900", 'did you mean "900s"?'),
-        ("[rules]\ngrace = 'soon'", "reconciler.toml:2: rules.grace is no duration: "),
+        (
+            "[rules]\ngrace = 'soon'",
+            'reconciler.toml:2: rules.grace is no duration: write a number with a unit, such as "90s", "15m", "24h" or',
+        ),
         ("[rules]\ngrace = '99999d'", "reconciler.toml:2: rules.grace is too long: at most 3650d"),
         ("[rules]\nsubmit_within = '0s'", "reconciler.toml:2: rules.submit_within must be greater than 0 seconds"),
         ("[rules]\nmax_risk = nan", "reconciler.toml:2: rules.max_risk must be a finite number"),
@@ -297,6 +300,13 @@ def test_a_variable_that_names_a_section_only_is_refused(problems):
         ("[receiver]\nport = 70000", "reconciler.toml:2: receiver.port must be less than or equal to 65535"),
         ("[receiver]\nmax_body = '25 apples'", "reconciler.toml:2: receiver.max_body is no size: "),
         ("[receiver]\npublic_url = 'hooks.example.com'", "reconciler.toml:2: receiver.public_url is no URL: "),
+        ("[receiver]\npublic_url = 'https:///a'", "reconciler.toml:2: receiver.public_url is no URL: "),
+        ("[receiver]\npublic_url = 'https://a:x/'", "reconciler.toml:2: receiver.public_url is no URL: "),
+        ("[receiver]\npublic_url = 'ftp://a/'", "reconciler.toml:2: receiver.public_url is no URL: "),
+        ("[receiver]\nmax_body = '25XB'", "reconciler.toml:2: receiver.max_body is no size: "),
+        ("[database]\ndata_dir = ''", "reconciler.toml:2: database.data_dir is empty: write a path, or remove the"),
+        ("[log]\nformat = 3", "reconciler.toml:2: log.format must be 'auto', 'json' or 'console'"),
+        ("[receiver]\nhost = 3", "reconciler.toml:2: receiver.host must be a string"),
         ("[database]\nurl = 'mysql://x'", "reconciler.toml:2: database.url is no PostgreSQL URL: "),
         ("[reconcile]\nevery = '0s'", "reconciler.toml:2: reconcile.every must be greater than 0 seconds"),
         ("log = 'json'", "reconciler.toml:1: log must be a table: write [log] and its settings below it"),
@@ -309,6 +319,38 @@ def test_a_mistake_is_one_line_that_says_where_what_and_what_to_do(problems, tex
     (found,) = problems(text)
     assert found.startswith(line) or (line.startswith("did") and found.endswith(line)), found
     assert "\n" not in found
+
+
+def test_a_list_that_is_almost_json_is_refused(problems):
+    (line,) = problems(CONTRACT, RECONCILER_FEEDS__SENDGRID_MAIN__SECRETS=' ["a"')
+    assert line == (
+        'RECONCILER_FEEDS__SENDGRID_MAIN__SECRETS: feeds.sendgrid-main.secrets is no JSON list: write ["one", "two"]'
+    )
+
+
+def test_relative_paths_start_at_the_file_whatever_the_current_directory(load, tmp_path, monkeypatch):
+    (tmp_path / "odd:name").write_text("from-file  \n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    settings = load(
+        """
+        [database]
+        data_dir = "data"
+        [feeds.a]
+        provider = "ses"
+        secrets = "file:odd:name"
+        """
+    )
+    assert settings.database.data_dir == tmp_path / "data"
+    assert settings.masked()["database"]["data_dir"] == str(tmp_path / "data")
+    assert settings.feeds["a"].secrets == ("from-file  ",)
+
+
+def test_settings_can_be_made_in_code():
+    settings = Settings(rules={"grace": timedelta(minutes=1)}, feeds={"a": {"provider": "anything", "secrets": "s"}})
+    assert settings.rules_for("a", "").grace == timedelta(minutes=1)
+    with pytest.raises(ValueError, match="is empty"):
+        Settings(feeds={"a": {"provider": "anything", "secrets": [""]}})
 
 
 def test_all_mistakes_are_told_at_once(problems):
@@ -422,14 +464,20 @@ def test_the_log_is_told_what_to_hide(load):
     settings = load(
         CONTRACT,
         RECONCILER_DATABASE__URL="postgresql://app:p%40ssword@db/mail",
-        RECONCILER_FEEDS__SENDGRID_MAIN__SECRETS='["basic:user:letmein", "query:t=tokentoken", "signing-key", "ab"]',
+        RECONCILER_FEEDS__SENDGRID_MAIN__SECRETS=(
+            '["basic:user:let:me:in", "query:t=tokentoken", "header:X=va=lue", "bearer:the-token", "signing-key", "ab"]'
+        ),
     )
     assert settings.secret_values() == [
-        "basic:user:letmein",
+        "basic:user:let:me:in",
         "query:t=tokentoken",
+        "header:X=va=lue",
+        "bearer:the-token",
         "signing-key",
-        "letmein",
+        "let:me:in",
         "tokentoken",
+        "va=lue",
+        "the-token",
         "p@ssword",
     ]
 
@@ -492,6 +540,7 @@ def test_a_webhook_feed_has_its_providers_tolerance_unless_it_sets_one(load):
     assert settings.webhook_feed("c", None).tolerance is None
     feed = settings.webhook_feed("c", None)
     assert (feed.name, feed.provider, feed.secrets, feed.certificates) == ("c", "resend", ("s",), None)
+    assert settings.webhook_feed("sendgrid-main", None).signed_url == "https://other.example.com/hook/"
     assert settings.webhook_feed("ses-eu", None).certificates.endswith("/dir")
     assert settings.webhook_feed("ses-eu", None).topics == settings.feeds["ses-eu"].topics
 

@@ -82,7 +82,8 @@ class Writer:
         """Give the connection back."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
-            await self._pool.release(connection)
+            with suppress(*FAILURES):
+                await self._pool.release(connection, timeout=ACQUIRE_SECONDS)
 
     def report(self, error: Exception, events: int) -> None:
         """Log that a batch was not stored, and let go of the connection, which may be what ails."""

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`reconciler reconcile`: one pass, or what one would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from reconciler.cli.root import App, Command, json_option, key_text, operator
+from reconciler.cli.text import say, say_json, say_table
+from reconciler.errors import UserError
+
+if TYPE_CHECKING:
+    from reconciler.reconcile import Report
+    from webhooks.database import BoundedPool
+
+MOST_ROWS: Final = 100
+"""Rows of a dry run that are printed for people; --json prints all."""
+
+
+@click.command(cls=Command)
+@click.option("--dry-run", is_flag=True, help="Say what a pass would decide now, and change nothing.")
+@click.option("--feed", metavar="FEED", help="Only sends of this feed.")
+@click.option("--key", metavar="KEY", callback=key_text, help="Only the send with this send key or wire key.")
+@json_option
+@click.pass_obj
+def reconcile(app: App, dry_run: bool, feed: str | None, key: str | None, as_json: bool) -> None:
+    """Run one pass now: settle what evidence decides, then judge what is due.
+
+    The daemon does this by itself; any number of passes may run side by side. --key looks at its send whether it is due
+    or not.
+
+    \b
+    Example: reconciler reconcile --dry-run --feed sendgrid-main
+    """
+    report = app.with_database(lambda pool: _pass(app, pool, dry_run, feed, key))
+    if as_json:
+        say_json(_as_json(report, dry_run))
+    else:
+        _say(report, dry_run)
+
+
+SEND_STATE: Final = (
+    "SELECT wire_key($1) AS wire_key, (SELECT state FROM send_log WHERE wire_key = wire_key($1)) AS state"
+)
+
+
+async def _pass(app: App, pool: BoundedPool, dry_run: bool, feed: str | None, key: str | None) -> Report:
+    from reconciler import composition
+    from reconciler.reconcile import Scope, look, run_pass
+
+    wire_key = None
+    async with pool.acquire() as connection:
+        if feed:
+            await app.check_feed(connection, feed)
+        if key:
+            found = await connection.fetchrow(SEND_STATE, key)
+            if found["state"] is None:
+                raise UserError(f"no send has the key {key}: reconciler why {key} says whether events do")
+            wire_key = found["wire_key"]
+    scope, policies = Scope(feed, wire_key), composition.policies(app.settings)
+    return await (look(pool, policies, scope) if dry_run else run_pass(pool, policies, who=operator(), scope=scope))
+
+
+def _as_json(report: Report, dry_run: bool) -> dict[str, object]:
+    counts = {name: n for name, n in sorted(report.counts.items()) if n}
+    rows = [{"wire_key": key, "verdict": verdict} for key, verdict in report.verdicts]
+    return {"dry_run": dry_run, "counts": counts, **({"verdicts": rows} if dry_run else {})}
+
+
+def _say(report: Report, dry_run: bool) -> None:
+    counts = [(name, n) for name, n in sorted(report.counts.items()) if n]
+    if not counts:
+        say("nothing to decide")
+        return
+    say_table(("verdict", "sends"), counts)
+    if dry_run:
+        say()
+        rows = [(key, v.action, v.reason, v.next_check_at, v.risk) for key, v in report.verdicts[:MOST_ROWS]]
+        say_table(("wire key", "action", "reason", "next look", "risk"), rows)
+        if len(report.verdicts) > MOST_ROWS:
+            say(f"... and {len(report.verdicts) - MOST_ROWS} more: see --json")

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all commands share: settings, the database, exit statuses, and errors as one line.
+
+Exit statuses: 0 done; 1 failed, with one clear line on stderr; 2 wrong usage; 3 a `--check` found something that needs
+a person; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import click
+
+from reconciler.errors import UserError
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from reconciler.settings import Settings
+    from webhooks.database import BoundedPool
+
+T = TypeVar("T")
+
+NEEDS_A_PERSON: Final = 3
+INTERRUPTED: Final = 130
+POOL_SIZE: Final = 2
+
+
+class Failed(click.ClickException):
+    """The command failed: its text goes to stderr, and the exit status is 1 unless another one is given."""
+
+    def __init__(self, text: str, exit_code: int = 1) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+    def show(self, file: Any = None) -> None:
+        """Print the text, a line a problem."""
+        for line in self.message.splitlines():
+            click.echo(f"reconciler: {line}", file=file, err=file is None)
+
+
+class App:
+    """What a command is called with: the settings, and the database that they name."""
+
+    def __init__(self) -> None:
+        self.config: Path | None = None
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of the file and the environment. Raises ConfigError."""
+        from reconciler.settings import load_settings
+        from webhooks.registry import PROVIDERS
+
+        return load_settings(self.config, os.environ, PROVIDERS)
+
+    def configure_logs(self) -> None:
+        """Send log lines to stderr, as the settings say."""
+        from reconciler import logs
+
+        logs.configure(self.settings.log.format, self.settings.log.level, sys.stderr, self.settings.secret_values())
+
+    def with_database(self, work: Callable[[BoundedPool], Awaitable[T]]) -> T:
+        """Run work on the database of the settings: the given one, or the embedded one, started where need be."""
+        from reconciler import composition
+
+        self.configure_logs()
+
+        async def run() -> T:
+            async with composition.open_database(self.settings) as database:
+                pool = await composition.open_pool(database.dsn, size=POOL_SIZE, application=f"reconciler {_command()}")
+                try:
+                    return await work(pool)
+                finally:
+                    await _close(pool)
+
+        return asyncio.run(run())
+
+    async def check_feed(self, connection: asyncpg.Connection | asyncpg.pool.PoolConnectionProxy, feed: str) -> None:
+        """Raise UserError unless the feed is configured, or sends that are undecided name it."""
+        if feed not in self.settings.feeds and not await connection.fetchval(SENDS_NAME_FEED, feed):
+            raise unknown("feed", feed, self.settings.feeds, "no feeds are configured: see --config")
+
+
+SENDS_NAME_FEED: Final = """
+SELECT EXISTS (SELECT FROM send_log
+               WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL AND feed = $1)
+"""
+
+
+def _command() -> str:
+    context = click.get_current_context(silent=True)
+    return (context and context.info_name) or "command"
+
+
+async def _close(pool: asyncpg.Pool) -> None:
+    try:
+        await asyncio.wait_for(pool.close(), 5)
+    except (TimeoutError, OSError):
+        pool.terminate()
+
+
+def unknown(what: str, name: str, known: Any, none: str) -> UserError:
+    """Return the error for a name that nothing has, with the one that may be meant."""
+    close = get_close_matches(name, list(known), n=1)
+    if close:
+        return UserError(f'no {what} is named "{name}": did you mean "{close[0]}"?')
+    return UserError(f'no {what} is named "{name}": there is {", ".join(sorted(known))}' if known else none)
+
+
+def operator() -> str:
+    """Return who runs this command, for the notes that it leaves: user@host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+@contextmanager
+def _errors_as_lines() -> Iterator[None]:
+    """Turn everything that a person can put right into one line, whatever library found it."""
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+        raise
+    except KeyboardInterrupt:
+        raise Failed("interrupted", INTERRUPTED) from None
+    except UserError as error:
+        raise Failed(str(error)) from None
+    except TimeoutError:
+        raise Failed("the database did not answer in time") from None
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        raise Failed(f"{place}{error.strerror or error}") from None
+    except Exception as error:
+        _explain_database_error(error)
+        raise
+
+
+def _explain_database_error(error: Exception) -> None:
+    """Raise Failed for an error of the database; return where it is none."""
+    asyncpg = sys.modules.get("asyncpg")  # not imported: no error of it
+    if asyncpg is None:
+        return
+    if isinstance(error, asyncpg.UndefinedTableError | asyncpg.UndefinedFunctionError | asyncpg.UndefinedColumnError):
+        _fail(f"the database's schema is not this program's ({error}): run reconciler migrate")
+    if isinstance(error, asyncpg.InsufficientPrivilegeError):
+        _fail(f"the database's account may not do this: {error}")
+    if isinstance(error, asyncpg.PostgresError):
+        _fail(f"the database says: {error}")
+    if isinstance(error, asyncpg.InterfaceError):
+        _fail(f"the connection to the database broke: {error}")
+
+
+def _fail(text: str) -> NoReturn:
+    raise Failed(" ".join(text.split())) from None
+
+
+def _use_config(context: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
+    app = context.ensure_object(App)
+    if path is not None:
+        app.config = path
+
+
+def _config_option() -> click.Option:
+    return click.Option(
+        ["--config"],
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        expose_value=False,
+        is_eager=True,
+        callback=_use_config,
+        help="The settings file. Default: RECONCILER_CONFIG, else reconciler.toml where it exists.",
+    )
+
+
+class Command(click.Command):
+    """A command that takes `--config`, before or after its name."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.params.append(_config_option())
+
+
+class Root(click.Group):
+    """The program: a group whose commands keep the order in which they were added."""
+
+    command_class = Command
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.params.append(_config_option())
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return the commands, the most used ones first."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what a person can put right ends it with one line."""
+        with _errors_as_lines():
+            return super().invoke(ctx)
+
+
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="esp-reconciler", prog_name="reconciler")
+def cli() -> None:
+    """Turn ambiguous e-mail sends into verdicts: sent, failed, or released for retry.
+
+    \b
+    Exit status: 0 done; 1 failed, with the reason on stderr; 2 wrong usage;
+    3 a --check found something that needs a person; 130 interrupted.
+    """
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+def key_text(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+    """Refuse keys that no send can have: empty ones, and such as are not UTF-8."""
+    for key in value if isinstance(value, tuple) else filter(None, [value]):
+        try:
+            key.encode()
+        except UnicodeEncodeError:
+            raise click.BadParameter("a key is UTF-8 text") from None
+        if not key:
+            raise click.BadParameter("a key is not empty")
+    return value
+
+
+def reason_text(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """Refuse a blank reason: it is what the next person reads."""
+    if not value.strip():
+        raise click.BadParameter("say why")
+    return value.strip()
