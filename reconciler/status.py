@@ -122,15 +122,15 @@ async def _clock_skew(connection: Connection, host_clock: Callable[[], datetime]
 # The index of rows that passes look at holds just these.
 UNDECIDED: Final = """
 SELECT state, feed, message_class, reason, count(*) AS n, min(since) AS since, min(submit_by) AS submit_by,
-       count(*) FILTER (WHERE since > $1 - interval '1 hour') AS under_hour,
-       count(*) FILTER (WHERE since <= $1 - interval '1 hour' AND since > $1 - interval '1 day') AS under_day,
-       count(*) FILTER (WHERE since <= $1 - interval '1 day') AS over_day
+       count(*) FILTER (WHERE since > $1::timestamptz - interval '1 hour') AS under_hour,
+       count(*) FILTER (WHERE since <= $1::timestamptz - interval '1 hour' AND since > $1::timestamptz - interval '1 day') AS under_day,
+       count(*) FILTER (WHERE since <= $1::timestamptz - interval '1 day') AS over_day
 FROM (
     SELECT feed, message_class, submit_by,
         CASE WHEN held_reason IS NOT NULL THEN 'held' WHEN released_at IS NOT NULL THEN 'released' ELSE state END
             AS state,
         coalesce(held_reason, release_basis,
-            CASE WHEN state = 'pending' THEN 'scheduled' WHEN submit_by > $1 THEN 'submitting' ELSE 'silence' END)
+            CASE WHEN state = 'pending' THEN 'scheduled' WHEN submit_by > $1::timestamptz THEN 'submitting' ELSE 'silence' END)
             AS reason,
         coalesce(held_since, released_at, CASE WHEN state = 'claimed' THEN claimed_at ELSE updated_at END) AS since
     FROM send_log
@@ -151,19 +151,19 @@ SELECT asked.feed, stored.last_at AS stored_at, refused.last_at AS refused_at,
                           CASE WHEN s.breaker_at IS NOT NULL THEN 'breaker' END,
                           CASE WHEN s.suspect_at IS NOT NULL THEN 'suspect' END], NULL) AS holds,
        s.reason AS hold_reason,
-       coalesce(stored.last_at <= $2 - interval '1 day', true) AND EXISTS (
+       coalesce(stored.last_at <= $2::timestamptz - interval '1 day', true) AND EXISTS (
            SELECT FROM send_log c WHERE c.feed = asked.feed AND c.answered_at IS NOT NULL AND c.attempt = 1
-              AND c.first_claimed_at BETWEEN $2 - interval '1 day' AND $2 - interval '1 hour') AS sends_unheard
+              AND c.first_claimed_at BETWEEN $2::timestamptz - interval '1 day' AND $2::timestamptz - interval '1 hour') AS sends_unheard
 FROM unnest($1::text[]) AS asked(feed)
 LEFT JOIN feed_state s ON s.feed = asked.feed
 LEFT JOIN LATERAL (
     SELECT last_at FROM feed_delivery d
-    WHERE d.feed = asked.feed AND d.outcome = 'stored' AND d.minute > $2 - interval '30 days'
+    WHERE d.feed = asked.feed AND d.outcome = 'stored' AND d.minute > $2::timestamptz - interval '30 days'
     ORDER BY d.minute DESC LIMIT 1
 ) AS stored ON true
 CROSS JOIN LATERAL (
     SELECT max(last_at) AS last_at FROM feed_delivery d
-    WHERE d.feed = asked.feed AND d.outcome LIKE 'refused:%' AND d.minute > $2 - interval '1 day'
+    WHERE d.feed = asked.feed AND d.outcome LIKE 'refused:%' AND d.minute > $2::timestamptz - interval '1 day'
 ) AS refused
 ORDER BY asked.feed
 """
@@ -182,10 +182,10 @@ async def _feeds(connection: Connection, settings: Settings, names: list[str], n
 
 REFUSED: Final = """
 SELECT feed, substr(outcome, 9) AS reason,
-       coalesce(sum(n) FILTER (WHERE minute > $2 - interval '1 hour'), 0)::bigint AS last_hour,
+       coalesce(sum(n) FILTER (WHERE minute > $2::timestamptz - interval '1 hour'), 0)::bigint AS last_hour,
        sum(n)::bigint AS last_day, max(last_at) AS last_at
 FROM feed_delivery
-WHERE feed = ANY ($1::text[]) AND minute > $2 - interval '1 day' AND outcome LIKE 'refused:%'
+WHERE feed = ANY ($1::text[]) AND minute > $2::timestamptz - interval '1 day' AND outcome LIKE 'refused:%'
 GROUP BY 1, 2
 ORDER BY 1, 2
 """
@@ -201,7 +201,7 @@ SELECT e.feed, count(*) AS keyed,
        count(*) FILTER (WHERE NOT EXISTS (SELECT FROM send_log s WHERE s.wire_key = e.wire_key)) AS unknown
 FROM (
     SELECT feed, wire_key FROM provider_event
-    WHERE partition_at > $1 - interval '2 days' AND received_at > $1 - interval '1 day'
+    WHERE partition_at > $1::timestamptz - interval '2 days' AND received_at > $1::timestamptz - interval '1 day'
       AND wire_key NOT LIKE '~%' AND source IN ('http', 'sqs') AND ($2::text IS NULL OR feed = $2)
     LIMIT 20000
 ) AS e
@@ -215,7 +215,7 @@ async def _foreign(connection: Connection, now: datetime, feed: str | None) -> d
 
 MISSING_MONTHS: Final = """
 SELECT to_char(month, 'YYYY-MM') AS month
-FROM (SELECT date_trunc('month', $1 AT TIME ZONE 'UTC') + n * interval '1 month' AS month
+FROM (SELECT date_trunc('month', $1::timestamptz AT TIME ZONE 'UTC') + n * interval '1 month' AS month
       FROM generate_series(0, 1) AS n) AS wanted
 WHERE month::date NOT IN (SELECT provider_event_months())
 ORDER BY 1

@@ -221,6 +221,76 @@ def test_a_released_row_is_told_again_after_one_five_and_fifteen_minutes() -> No
     assert waits == [NOW + MINUTE, NOW + 5 * MINUTE, NOW + 15 * MINUTE, NOW + 15 * MINUTE, NOW + 15 * MINUTE]
 
 
+@pytest.mark.parametrize(
+    ("age", "seconds"),
+    [(20 * MINUTE, 120), (100 * MINUTE, 600), (200 * MINUTE, 900), (timedelta(seconds=100), 15)],
+)
+def test_a_held_row_is_looked_at_again_after_a_tenth_of_its_age_within_bounds(age: timedelta, seconds: int) -> None:
+    verdict = decide(claimed(age), NOTHING, SILENT, None, replace(RULES, grace=MINUTE), NOW)
+    assert verdict.next_check_at == NOW + timedelta(seconds=seconds)
+
+
+def test_a_waiting_row_is_looked_at_when_something_can_have_changed() -> None:
+    def next_look(row: Row, feed: FeedView = ABSENT) -> datetime | None:
+        return decide(row, NOTHING, feed, None, RULES, NOW).next_check_at
+
+    assert next_look(claimed(-MINUTE)) == NOW + MINUTE
+    assert next_look(claimed(MINUTE)) == NOW + 14 * MINUTE
+    assert next_look(claimed(timedelta(seconds=10)), KEEPS_KEY) == NOW + timedelta(seconds=20)
+    assert next_look(claimed(timedelta(seconds=10), reached=3), KEEPS_KEY) == NOW + timedelta(seconds=110)
+
+
+@pytest.mark.parametrize(
+    ("age", "wanted"),
+    [(timedelta(0), "backoff"), (timedelta(seconds=29), "backoff"), (timedelta(seconds=30), "same_key_retry")],
+)
+def test_the_back_off_ends_to_the_second(age: timedelta, wanted: str) -> None:
+    assert decide(claimed(age), NOTHING, KEEPS_KEY, None, RULES, NOW).reason == wanted
+
+
+@pytest.mark.parametrize(
+    ("age", "wanted"), [(DAY - timedelta(seconds=1), "few_controls"), (DAY, "gave_up"), (DAY + MINUTE, "gave_up")]
+)
+def test_giving_up_begins_to_the_second(age: timedelta, wanted: str) -> None:
+    assert decide(claimed(age), NOTHING, SILENT, None, replace(RULES, on_unknown="fail"), NOW).reason == wanted
+
+
+def test_the_grace_ends_to_the_second() -> None:
+    assert said(claimed(15 * MINUTE - timedelta(seconds=1))) == ("waiting", "grace")
+    assert said(claimed(15 * MINUTE)) == ("released", "absent")
+
+
+def test_a_same_key_release_states_its_window_and_no_risk() -> None:
+    row = claimed(MINUTE)
+    assert row.first_claimed_at is not None
+    assert decide(row, NOTHING, KEEPS_KEY, None, RULES, NOW) == Verdict(
+        Action.RELEASED,
+        "same_key_retry",
+        next_check_at=NOW + MINUTE,
+        retry_until=row.first_claimed_at + DAY - WINDOW_MARGIN,
+        risk=0.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("heard", "look_up", "action", "source"),
+    [
+        (Heard(accepted=True), None, "sent", "feed"),
+        (NOTHING, Witness(Answer.ACCEPTED), "sent", "look-up"),
+        (Heard(rejected=True), Witness(Answer.ACCEPTED), "sent", "look-up"),
+        (Heard(accepted=True), Witness(Answer.REJECTED), "sent", "feed"),
+        (NOTHING, Witness(Answer.REJECTED), "failed", "feed"),
+    ],
+)
+def test_a_look_up_testifies_like_a_feed(heard: Heard, look_up: Witness | None, action: str, source: str) -> None:
+    verdict = decide(claimed(-MINUTE), heard, SILENT, look_up, RULES, NOW)
+    assert (verdict.action, verdict.source) == (action, source)
+
+
+def test_a_rejection_keeps_the_providers_words() -> None:
+    assert decide(claimed(), Heard(rejected=True, reason="suppressed"), SILENT, None, RULES, NOW).detail == "suppressed"
+
+
 def test_a_look_up_that_says_absent_releases_where_the_feed_is_silent() -> None:
     asked = Witness(Answer.ABSENT, "absent", risk=0.001)
     assert decide(claimed(), NOTHING, SILENT, asked, RULES, NOW) == Verdict(

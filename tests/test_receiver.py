@@ -106,7 +106,7 @@ async def test_probes_are_answered_200(db, method):
         assert (await app.request(method, PATH)).status == 200
 
 
-@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "BREW"])
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"])
 async def test_other_methods_are_405_and_say_what_is_allowed(db, method):
     async with running(db) as app:
         answer = await app.request(method, PATH, b"[]", signed(b"[]"))
@@ -356,10 +356,9 @@ async def site():
                 await asyncio.Event().wait()
         return web.Response(status=500)
 
-    runner = web.ServerRunner(web.Server(answer))
+    runner = web.ServerRunner(web.Server(answer), shutdown_timeout=0)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=0)
-    await site.start()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
     yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     await runner.cleanup()
 

@@ -12,7 +12,7 @@ from traceback import extract_tb
 from typing import Final
 
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from webhooks import answers, metrics
 from webhooks.answers import Quiet
@@ -37,6 +37,10 @@ from webhooks.registry import PROVIDERS
 
 _log: Final = structlog.get_logger()
 _NOTHING: Final = Stored(0, 0)
+
+METHODS: Final = {hdrs.ALLOW: "GET,HEAD,POST"}
+LINGER_SECONDS: Final = 2.0
+"""How long a refused request is read to its end, so that its sender sees the answer rather than a reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class Receiver:
         """Answer a provider's delivery. Never raises for what the request holds."""
         found = self._feeds.get(request.match_info["feed"])
         if found is None:
-            return self.unknown_feed()
+            return self._unknown_feed()
         feed, provider = found
         try:
             return await self._taken(request, feed, provider)
@@ -91,10 +95,14 @@ class Receiver:
 
     async def probe(self, request: web.Request) -> web.Response:
         """Answer HEAD and GET, by which some providers ask whether the endpoint is there."""
-        return answers.ok() if request.match_info["feed"] in self._feeds else self.unknown_feed()
+        return answers.ok() if request.match_info["feed"] in self._feeds else self._unknown_feed()
 
-    def unknown_feed(self) -> web.Response:
-        """Answer a request to a feed that is not configured."""
+    async def other(self, request: web.Request) -> web.Response:
+        """Answer any other method."""
+        known = request.match_info["feed"] in self._feeds
+        return answers.problem(405, "POST deliveries here", METHODS) if known else self._unknown_feed()
+
+    def _unknown_feed(self) -> web.Response:
         metrics.delivery(metrics.UNKNOWN_FEED, "refused:unknown_feed").inc()
         return answers.problem(404, "no such feed")
 
@@ -221,16 +229,28 @@ def make_receiver(
 ) -> web.Application:
     """Return the application that takes deliveries: `/webhooks/{feed}`, `/healthz`, `/readyz`.
 
-    It must run with `auto_decompress=False`, `handler_cancellation=False` and without an access log.
+    Run it with `make_runner`.
     """
     receiver = Receiver(feeds, inbox, fetch, clock, counters, limits or Limits(), providers)
     app = web.Application()
     app[RECEIVER] = receiver
     app.router.add_post("/webhooks/{feed}", receiver.take)
     app.router.add_get("/webhooks/{feed}", receiver.probe, allow_head=True)
+    app.router.add_route("*", "/webhooks/{feed}", receiver.other)
     app.router.add_get("/healthz", _alive)
     app.router.add_get("/readyz", receiver.ready)
     return app
+
+
+def make_runner(app: web.Application) -> web.AppRunner:
+    """Return what runs the application as it must be run.
+
+    Bodies come as they were sent, since we inflate them in bounded pieces; a handler runs to its end though the client
+    hung up, since its event is to be stored; an access log would halve the speed.
+    """
+    return web.AppRunner(
+        app, auto_decompress=False, handler_cancellation=False, access_log=None, lingering_time=LINGER_SECONDS
+    )
 
 
 async def _alive(_request: web.Request) -> web.Response:

@@ -19,20 +19,17 @@ MOST_ROWS: Final = 100
 """Rows of a dry run that are printed for people; --json prints all."""
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, epilog="Example: reconciler reconcile --dry-run --feed sendgrid-main")
 @click.option("--dry-run", is_flag=True, help="Say what a pass would decide now, and change nothing.")
 @click.option("--feed", metavar="FEED", help="Only sends of this feed.")
 @click.option("--key", metavar="KEY", callback=key_text, help="Only the send with this send key or wire key.")
 @json_option
 @click.pass_obj
 def reconcile(app: App, dry_run: bool, feed: str | None, key: str | None, as_json: bool) -> None:
-    """Run one pass now: settle what evidence decides, then judge what is due.
+    """Run one pass now, or say what it would do.
 
-    The daemon does this by itself; any number of passes may run side by side. --key looks at its send whether it is due
+    Evidence settles what it decides, then what is due is judged. The daemon does this by itself; any number of passes may run side by side. --key looks at its send whether it is due
     or not.
-
-    \b
-    Example: reconciler reconcile --dry-run --feed sendgrid-main
     """
     report = app.with_database(lambda pool: _pass(app, pool, dry_run, feed, key))
     if as_json:

@@ -37,16 +37,18 @@ POOL_SIZE: Final = 2
 
 
 class Failed(click.ClickException):
-    """The command failed: its text goes to stderr, and the exit status is 1 unless another one is given."""
-
-    def __init__(self, text: str, exit_code: int = 1) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
+    """The command failed: its text goes to stderr, and the exit status is 1."""
 
     def show(self, file: Any = None) -> None:
         """Print the text, a line a problem."""
         for line in self.message.splitlines():
             click.echo(f"reconciler: {line}", file=file, err=file is None)
+
+
+class Interrupted(Failed):
+    """Ctrl-C: the exit status is the shell's own for it."""
+
+    exit_code = INTERRUPTED
 
 
 class App:
@@ -134,7 +136,7 @@ def _errors_as_lines() -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
         raise
     except KeyboardInterrupt:
-        raise Failed("interrupted", INTERRUPTED) from None
+        raise Interrupted("interrupted") from None
     except UserError as error:
         raise Failed(str(error)) from None
     except TimeoutError:
@@ -211,15 +213,18 @@ class Root(click.Group):
             return super().invoke(ctx)
 
 
-@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+STATUSES: Final = (
+    "Exit status: 0 done; 1 failed, with the reason on stderr; 2 wrong usage; 3 a --check found something that needs a "
+    "person; 130 interrupted."
+)
+
+
+@click.group(
+    cls=Root, epilog=STATUSES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="esp-reconciler", prog_name="reconciler")
 def cli() -> None:
-    """Turn ambiguous e-mail sends into verdicts: sent, failed, or released for retry.
-
-    \b
-    Exit status: 0 done; 1 failed, with the reason on stderr; 2 wrong usage;
-    3 a --check found something that needs a person; 130 interrupted.
-    """
+    """Turn ambiguous e-mail sends into verdicts: sent, failed, or released for retry."""
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")

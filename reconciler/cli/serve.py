@@ -12,16 +12,13 @@ import click
 from reconciler.cli.root import App, Command
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, epilog="Example: reconciler serve --config reconciler.toml")
 @click.option("--only", type=click.Choice(["receiver", "reconciler"]), help="Run just this half.")
 @click.pass_obj
 def serve(app: App, only: Literal["receiver", "reconciler"] | None) -> None:
     """Receive events and decide about sends, until SIGTERM or Ctrl-C.
 
     Logs go to stderr. Without database.url it brings up its own PostgreSQL in database.data_dir.
-
-    \b
-    Example: reconciler serve --config reconciler.toml
     """
     app.configure_logs()
     from reconciler import daemon

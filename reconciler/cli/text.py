@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How commands print: plain aligned tables for people, JSON for programs, and nothing that moves a terminal's cursor."""
+"""How commands print: plain aligned tables for people, JSON for programs, and nothing that steers a terminal."""
 
 from __future__ import annotations
 

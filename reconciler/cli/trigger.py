@@ -12,7 +12,7 @@ from reconciler.cli.root import App, Command, Failed, json_option, key_text, unk
 from reconciler.cli.text import say_json, say_table
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, epilog="Example: reconciler trigger delivered --feed mailgun-main --key order.receipt:1234")
 @click.argument("kind")
 @click.option("--feed", metavar="FEED", required=True, help="The feed to post to; its secret signs the sample.")
 @click.option(
@@ -23,13 +23,12 @@ from reconciler.cli.text import say_json, say_table
 @json_option
 @click.pass_obj
 def trigger(app: App, kind: str, feed: str, keys: tuple[str, ...], url: str | None, as_json: bool) -> None:
-    """Post a sample event of a feed's provider to the running receiver.
+    """Post sample events to the running receiver.
+
+    They look as the feed's provider sends them.
 
     KIND is delivered, bounced ..., or the provider's own name of an event; a wrong one lists what there is. Samples are
     signed with the feed's first secret, where the provider's scheme lets anybody who has it sign.
-
-    \b
-    Example: reconciler trigger delivered --feed mailgun-main --key order.receipt:1234
     """
     from reconciler import composition
     from reconciler.trigger import post_samples, receiver_url

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""(c) A pass over a large backlog, against one SQL statement that does the same; and the memory that a pass takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+import asyncpg
+
+from benchmarks import backlog_sql as sql
+from benchmarks.stand import Comparison, Figure, Result, Scale, compare, connected, copied_database, say
+from reconciler import migrate
+from reconciler.policy import Rules
+from reconciler.postgres import EmbeddedPostgres
+from reconciler.reconcile import Policies, run_pass
+from webhooks.database import connect_pool
+
+CLAIMS: Final = 200_000
+SMALL: Final = 20_000
+OTHERS: Final = 2_000_000
+"""Sent rows beside the claims, and as many events."""
+
+RULES: Final = Rules(
+    grace=timedelta(minutes=15),
+    give_up_after=timedelta(hours=24),
+    max_risk=0.01,
+    max_attempts=5,
+    same_key_retry=True,
+    retry_backoff=timedelta(seconds=30),
+    on_unknown="hold",
+)
+POLICIES: Final = Policies(lambda _feed, _class: RULES, lambda _feed: None, timedelta(days=7))
+
+
+async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
+    """Fill two templates, compare the pass with its limit, and weigh a pass over a tenth of the claims against it."""
+    claims, small, others = scale.of(CLAIMS), scale.of(SMALL), scale.of(OTHERS)
+    await _prepare(embedded, "backlog", claims, others)
+
+    async def ours() -> float:
+        async with _round(embedded, "backlog") as dsn:
+            return claims / await timed_pass(dsn, claims)
+
+    async def limit() -> float:
+        async with _round(embedded, "backlog") as dsn:
+            return claims / await _timed_limit(dsn, claims)
+
+    name = f"(c) pass over {claims:,} claims beside {others:,} events and rows"
+    speed: Comparison = await compare(
+        name, "claims/s", 0.8, ours, limit, scale.rounds, "events are older than the outcome walk"
+    )
+    large_peak = await _peak(embedded, "backlog", claims)
+    await _prepare(embedded, "backlog_small", small, others)
+    small_peak = await _peak(embedded, "backlog_small", small)
+    note = f"{large_peak / 1024:.0f} MB against {small_peak / 1024:.0f} MB"
+    memory = Figure(f"(c) peak memory, {claims:,} claims to {small:,}", large_peak / small_peak, "x", 1.2, note)
+    return [speed, memory]
+
+
+async def _prepare(embedded: EmbeddedPostgres, name: str, claims: int, others: int) -> None:
+    begun = time.perf_counter()
+    async with connected(embedded.dsn()) as connection:
+        await connection.execute(f"CREATE DATABASE {name}")
+    await migrate.migrate(embedded.dsn(name))
+    async with connected(embedded.dsn(name)) as connection:
+        await connection.execute(sql.MAKE_MONTHS)
+        await connection.execute(sql.FILL_SENT, others)
+        await connection.execute(sql.FILL_CLAIMED, claims)
+        await connection.execute(sql.FILL_EVENTS)
+        await connection.execute(sql.FILL_DELIVERIES)
+        await connection.execute("VACUUM (ANALYZE, FREEZE)")
+        await connection.execute("CHECKPOINT")
+    say(f"    {claims:,} claims beside {others:,} sends prepared in {time.perf_counter() - begun:.0f} s")
+
+
+@asynccontextmanager
+async def _round(embedded: EmbeddedPostgres, template: str) -> AsyncIterator[str]:
+    async with copied_database(embedded, "round", template) as dsn:
+        async with connected(dsn) as connection:
+            await connection.execute(sql.OUTCOMES_ARE_UP_TO_DATE)
+        yield dsn
+
+
+async def timed_pass(dsn: str, claims: int) -> float:
+    """Run one pass over a prepared database and return its seconds."""
+    pool = await connect_pool(dsn, size=2, application="benchmarks")
+    try:
+        begun = time.perf_counter()
+        report = await run_pass(pool, POLICIES, who="benchmarks")
+        seconds = time.perf_counter() - begun
+    finally:
+        await pool.close()
+    _check(claims, report.counts["sent:accepted"], report.counts["released:absent"])
+    return seconds
+
+
+async def _timed_limit(dsn: str, claims: int) -> float:
+    async with connected(dsn) as connection:
+        await connection.execute("SET work_mem = '256MB'")  # the statement at its best
+        feeds = [f"feed-{n}" for n in range(4)]
+        begun = time.perf_counter()
+        row: asyncpg.Record | None = await connection.fetchrow(sql.LIMIT, feeds)
+        seconds = time.perf_counter() - begun
+    assert row is not None  # noqa: S101 - a SELECT of two counts
+    _check(claims, row["sent"], row["released"])
+    return seconds
+
+
+def _check(claims: int, sent: int, released: int) -> None:
+    absent = claims // 10
+    if (sent, released) != (claims - absent, absent):
+        raise SystemExit(f"the backlog was not settled as it should be: {sent} sent, {released} released of {claims}")
+
+
+async def _peak(embedded: EmbeddedPostgres, template: str, claims: int) -> int:
+    """Return the largest resident size, in KB, of a process of its own that runs one pass."""
+    async with _round(embedded, template) as dsn:
+        command = [sys.executable, "-m", "benchmarks.backlog", dsn, str(claims)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: ASYNC221, S603 - nothing else runs
+    result: dict[str, Any] = json.loads(done.stdout)
+    return int(result["peak"])
+
+
+def _one_pass_alone(dsn: str, claims: int) -> None:
+    import asyncio  # noqa: PLC0415 - only where this file is a program
+    import resource  # noqa: PLC0415 - same
+
+    asyncio.run(timed_pass(dsn, claims))
+    say(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}))
+
+
+if __name__ == "__main__":
+    _one_pass_alone(sys.argv[1], int(sys.argv[2]))

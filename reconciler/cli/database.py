@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands about the database itself: `migrate` and `psql`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+import click
+
+from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, json_option
+from reconciler.cli.text import say, say_json, say_table
+from reconciler.errors import DatabaseUnavailable, UserError, describe_connection_error
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from reconciler.sql import Result
+
+
+@click.command(cls=Command, epilog="Example: reconciler migrate --check || reconciler migrate")
+@click.option("--check", is_flag=True, help="Only say which files are missing; exit with 3 if any is.")
+@click.option("--namespace", metavar="NAME", help="Name this installation, before its first send.")
+@json_option
+@click.pass_obj
+def migrate(app: App, check: bool, namespace: str | None, as_json: bool) -> None:
+    """Bring the database to this program's schema. Safe while everything runs.
+
+    Two installations that share a provider account each need a namespace of their own, so that neither takes
+    the other's events for its own.
+    """
+    if check and namespace is not None:
+        raise click.UsageError("--check changes nothing, --namespace does: choose one")
+    app.configure_logs()
+    names = asyncio.run(_migrate(app, check, namespace))
+    if as_json:
+        say_json({"missing" if check else "applied": names})
+    else:
+        for name in names:
+            say(f"{'missing' if check else 'applied'}  {name}")
+        if not names:
+            say("the schema is up to date")
+    if check and names:
+        sys.exit(NEEDS_A_PERSON)
+
+
+async def _migrate(app: App, check: bool, namespace: str | None) -> list[str]:
+    from reconciler import composition
+    from reconciler import migrate as migrations
+
+    async with composition.open_database(app.settings, check_schema=False) as database:
+        dsn = app.settings.database.direct_url or database.dsn
+        return await (migrations.pending(dsn) if check else migrations.migrate(dsn, namespace=namespace))
+
+
+@click.command(cls=Command, epilog='Example: reconciler psql -c "SELECT state, count(*) FROM send_log GROUP BY 1"')
+@click.option(
+    "-c", "--command", "sql", metavar="SQL", help="Run these statements, each by itself, and print the results."
+)
+@json_option
+@click.pass_obj
+def psql(app: App, sql: str | None, as_json: bool) -> None:
+    """Open a prompt on the database, or run SQL. Works where no psql is installed, too.
+
+    Statements of -c are not wrapped in a transaction: CALL send_claim_commit(...) works, and BEGIN is yours to say.
+    """
+    app.configure_logs()
+    asyncio.run(_psql(app, sql, as_json))
+
+
+async def _psql(app: App, sql: str | None, as_json: bool) -> None:
+    from reconciler import composition
+
+    async with composition.open_database(app.settings) as database:
+        dsn = app.settings.database.direct_url or database.dsn
+        program = shutil.which("psql")
+        if sql is None and program and not as_json:
+            _run_psql(program, dsn)
+            return
+        connection = await _connect(dsn)
+        try:
+            await (_read_and_run(connection, as_json) if sql is None else _run_all(connection, sql, as_json))
+        finally:
+            await connection.close(timeout=5)
+
+
+async def _connect(dsn: str) -> asyncpg.Connection:
+    import asyncpg
+
+    try:
+        connection = await asyncpg.connect(dsn, timeout=15, statement_cache_size=0)
+    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise DatabaseUnavailable(describe_connection_error(dsn, error)) from error
+    connection.add_log_listener(_say_notice)
+    return connection
+
+
+def _say_notice(_connection: object, message: Any) -> None:
+    click.echo(f"{message.severity}: {message.message}", err=True)
+
+
+async def _run_all(connection: asyncpg.Connection, sql: str, as_json: bool) -> None:
+    import asyncpg
+
+    from reconciler.sql import run, split
+
+    results: list[Result] = []
+    statements = split(sql)
+    for number, statement in enumerate(statements, 1):
+        if statement.startswith("\\"):
+            raise UserError(
+                f"{statement.split()[0]} is a command of the psql program, not SQL: reconciler psql opens it"
+            )
+        try:
+            result = await run(connection, statement)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            if as_json and results:
+                say_json(results)
+            place = f" (statement {number} of {len(statements)})" if len(statements) > 1 else ""
+            raise UserError(" ".join(str(error).split()) + place) from error
+        results.append(result)
+        if not as_json:
+            _say_result(result)
+    if as_json:
+        say_json(results)
+
+
+def _say_result(result: Result) -> None:
+    if result.columns:
+        say_table(result.columns, [[row[i] for i in range(len(result.columns))] for row in result.rows])
+    say(f"({len(result.rows)} rows)" if result.columns else result.status)
+
+
+async def _read_and_run(connection: asyncpg.Connection, as_json: bool) -> None:
+    """Read statements from standard input until its end, and run each that is complete."""
+    from reconciler.sql import is_complete
+
+    terminal = sys.stdin.isatty()
+    waiting = ""
+    while line := _read_line(terminal, waiting):
+        waiting += line
+        if not waiting.strip() or not is_complete(waiting):
+            continue
+        text, waiting = waiting, ""
+        try:
+            await _run_all(connection, text, as_json)
+        except UserError as error:
+            if not terminal:
+                raise
+            click.echo(f"reconciler: {error}", err=True)
+    if waiting.strip():
+        await _run_all(connection, waiting, as_json)
+
+
+def _read_line(terminal: bool, waiting: str) -> str:
+    if terminal:
+        click.echo("... " if waiting.strip() else "sql> ", nl=False, err=True)
+    return sys.stdin.readline()
+
+
+def _run_psql(program: str, dsn: str) -> None:
+    """Run psql until it ends. The password goes by the environment: everybody can read arguments."""
+    parts = urlsplit(dsn)
+    query = dict(parse_qsl(parts.query))
+    password = unquote(parts.password or "") or query.pop("password", "")
+    user, at, host = parts.netloc.rpartition("@")
+    place = parts._replace(netloc=user.partition(":")[0] + at + host, query=urlencode(query))
+    environ = os.environ | ({"PGPASSWORD": password} if password else {})
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is psql's: it cancels a query
+    try:
+        ended = subprocess.run([program, urlunsplit(place)], env=environ, check=False)  # noqa: S603 - what was asked for
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if ended.returncode:
+        raise Failed(f"psql ended with status {ended.returncode}")

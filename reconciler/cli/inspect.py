@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that look and change nothing: `status`, `why`, `providers` and `config`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, json_option, key_text, unknown
+from reconciler.cli.text import say, say_json, say_table, when
+
+if TYPE_CHECKING:
+    from reconciler.findings import Finding
+    from reconciler.status import Status
+    from reconciler.why import Story
+    from webhooks.database import BoundedPool
+
+
+@click.command(cls=Command, epilog="Example: reconciler status --check || notify the one on duty")
+@click.option(
+    "--check", is_flag=True, help="Print only what needs a person, a line each, and exit with 3 if anything does."
+)
+@click.option("--feed", metavar="FEED", help="Only this feed and its sends.")
+@json_option
+@click.pass_obj
+def status(app: App, check: bool, feed: str | None, as_json: bool) -> None:
+    """Show how everything stands and what needs a person.
+
+    Undecided sends by reason and age, feeds, refused deliveries, passes, the database.
+
+    A person is needed where a send is held for more than 1 h (or, if its class decides by itself, for 1 h after its
+    give_up_after); where a released one is claimed by nobody for 15 min; where sends wait and no pass ran for 5 min;
+    where a feed's newest delivery of the day was refused, or none came though sends were answered; where a breaker is
+    open or the database may have gone back; where sends name a feed that is not configured; where 20 events of a day
+    and more than half have a key that no send has; where this month or the next has no partition; where clocks differ
+    by more than 30 s; where a pooler has no database.direct_url beside it; and where the settings hold a warning.
+    """
+    from reconciler.status import read_status
+
+    async def work(pool: BoundedPool) -> Status:
+        async with pool.acquire() as connection:
+            if feed:
+                await app.check_feed(connection, feed)
+            return await read_status(connection, app.settings, lambda: datetime.now(UTC), feed)
+
+    from reconciler.findings import judge
+
+    found = app.with_database(work)
+    findings = list(judge(found, app.settings))
+    alarms = [finding for finding in findings if finding.needs_person]
+    if as_json:
+        say_json({"ok": not alarms, "findings": findings, **_status_as_json(found)})
+    elif check:
+        for line in [alarm.line() for alarm in alarms] or ["nothing needs a person"]:
+            say(line)
+    else:
+        _say_status(found, findings)
+    if check and alarms:
+        sys.exit(NEEDS_A_PERSON)
+
+
+def _status_as_json(found: Status) -> dict[str, Any]:
+    values = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    values["clock_skew_seconds"] = values.pop("clock_skew").total_seconds()
+    values["foreign"] = [{"feed": feed, "keyed": n, "unknown": k} for feed, (n, k) in sorted(found.foreign.items())]
+    return values
+
+
+def _say_status(found: Status, findings: list[Finding]) -> None:
+    now = found.now
+    say("Undecided sends")
+    if found.undecided:
+        say_table(
+            ("state", "reason", "feed", "class", "sends", "<1h", "<1d", ">1d", "oldest"),
+            [
+                (
+                    g.state,
+                    g.reason,
+                    g.feed,
+                    g.message_class,
+                    g.n,
+                    g.under_hour,
+                    g.under_day,
+                    g.over_day,
+                    when(g.since, now),
+                )
+                for g in found.undecided
+            ],
+        )
+    else:
+        say("none")
+    if found.feeds:
+        say()
+        say("Feeds")
+        say_table(
+            ("feed", "provider", "last stored", "last refused", "holds"),
+            [
+                (f.feed, f.provider, when(f.stored_at, now), when(f.refused_at, now), ", ".join(f.holds) or None)
+                for f in found.feeds
+            ],
+        )
+    if found.refused:
+        say()
+        say("Refused deliveries")
+        say_table(
+            ("feed", "reason", "last hour", "last day", "newest"),
+            [(r.feed, r.reason, r.last_hour, r.last_day, when(r.last_at, now)) for r in found.refused],
+        )
+    say()
+    say(_last_pass(found))
+    say()
+    for finding in findings:
+        say(("! " if finding.needs_person else "- ") + finding.line())
+    if not findings:
+        say("nothing needs a person")
+
+
+def _last_pass(found: Status) -> str:
+    last = found.last_pass
+    if last is None:
+        return "Last pass: never"
+    counts = ", ".join(f"{name} {n}" for name, n in sorted(last.counts.items()) if n) or "nothing to decide"
+    return f"Last pass: {when(last.started_at, found.now)} by {last.who}: {counts if last.ended_at else 'not ended'}"
+
+
+@click.command(cls=Command, epilog="Example: reconciler why order.receipt:1234")
+@click.argument("key", callback=key_text)
+@click.option("--show-recipient", is_flag=True, help="Show addresses, too.")
+@json_option
+@click.pass_obj
+def why(app: App, key: str, show_recipient: bool, as_json: bool) -> None:
+    """Tell the story of one send, and what happens next.
+
+    KEY is a send key or a wire key. Exits with 1 where no send has it, and says whether events do.
+    """
+    from reconciler import composition
+    from reconciler.why import tell
+
+    policies = composition.policies(app.settings)
+    story = app.with_database(lambda pool: tell(pool, policies, key, show_recipient=show_recipient))
+    if as_json:
+        say_json(story)
+    else:
+        _say_story(key, story)
+    if story.state is None:
+        raise Failed(f"{key}: {story.standing}")
+
+
+def _say_story(key: str, story: Story) -> None:
+    say(f"key       {key}")
+    if story.wire_key != key:
+        say(f"wire key  {story.wire_key}")
+    if story.state:
+        say(f"state     {story.standing}")
+    if story.next:
+        at = f"next look {when(story.next.at, story.now)}: " if story.next.at else ""
+        say(f"next      {at}{story.next.text}")
+        if story.next.missing:
+            say(f"missing   {story.next.missing}")
+    if story.timeline:
+        say()
+        say_table(("time", "what", "story"), [(when(e.at, story.now), e.what, e.text) for e in story.timeline])
+
+
+@click.command(cls=Command, epilog="Example: reconciler providers mailgun")
+@click.argument("name", required=False)
+@json_option
+def providers(name: str | None, as_json: bool) -> None:
+    """List the providers, or what is known of one.
+
+    Where our key goes, signatures, redelivery, look-up, and the sources of all that.
+    """
+    from webhooks.registry import PROVIDERS
+
+    if name is not None and name not in PROVIDERS:
+        raise unknown("provider", name, PROVIDERS, "there are no providers")
+    facts = {n: dataclasses.asdict(p.facts) for n, p in PROVIDERS.items() if name in (None, n)}
+    if as_json:
+        say_json(facts)
+    elif name:
+        for field, value in facts[name].items():
+            say(f"{field.replace('_', ' ') + ':':26}{_fact(value)}")
+    else:
+        columns = ("title", "same_key_window", "first_event_is_delivery")
+        rows = [(n, *(_fact(f[column]) for column in columns)) for n, f in facts.items()]
+        say_table(("name", "provider", "keeps our key for", "first event is a delivery"), rows)
+
+
+def _fact(value: object) -> object:
+    from reconciler.units import format_duration
+
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case str() | int():
+            return value
+    return format_duration(value)  # type: ignore[arg-type]
+
+
+@click.command(cls=Command, epilog="Example: reconciler config --json")
+@json_option
+@click.pass_obj
+def config(app: App, as_json: bool) -> None:
+    """Show the effective settings, secrets masked. Warnings go to stderr."""
+    shown = app.settings.masked()
+    if as_json:
+        say_json(shown)
+    else:
+        for line in _toml(shown, ()):
+            say(line)
+    for warning in app.settings.warnings():
+        click.echo(f"reconciler: {warning}", err=True)
+
+
+def _toml(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    """Return settings as a settings file would hold them, line by line; what is not set is a comment."""
+    tables = {name: value for name, value in table.items() if isinstance(value, Mapping)}
+    if path and len(tables) < len(table):
+        yield f"[{'.'.join(_quoted_name(part) for part in path)}]"
+    for name, value in table.items():
+        if name not in tables:
+            yield f"# {name}: not set" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}"
+    if path and len(tables) < len(table):
+        yield ""
+    for name, value in tables.items():
+        yield from _toml(value, (*path, name))
+
+
+def _quoted_name(name: str) -> str:
+    return name if name.replace("-", "").replace("_", "").isalnum() and name.isascii() else json.dumps(name)
