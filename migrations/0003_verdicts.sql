@@ -7,6 +7,7 @@ CREATE TABLE pass (
     who text NOT NULL,
     dry_run boolean NOT NULL DEFAULT false,
     feed text,                                  -- a pass over one feed only
+    wire_key text,                              -- or over one send only
     counts jsonb NOT NULL DEFAULT '{}'
 );
 CREATE INDEX pass_started ON pass (started_at);

@@ -124,6 +124,16 @@ LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
                 ELSE '1970-01-01 00:00:00+00'::timestamptz END
 $$;
 
+-- Refuses an isolation level under which whoever looks for evidence looks with a snapshot from before the lock.
+CREATE FUNCTION send_check_isolation() RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'this needs READ COMMITTED: an older snapshot can''t see evidence'
+            USING ERRCODE = 'invalid_transaction_state';
+    END IF;
+END $$;
+
 -- Refuses what would be a programming error of the sender, in one line.
 CREATE FUNCTION send_check_call(key text, feed text, options jsonb, known text[]) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path FROM CURRENT AS $$
@@ -257,10 +267,7 @@ DECLARE
     submit_within interval;
     new_fence bigint;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'send_claim needs READ COMMITTED: an older snapshot can''t see evidence'
-            USING ERRCODE = 'invalid_transaction_state';
-    END IF;
+    PERFORM send_check_isolation();
     PERFORM send_check_call(key, feed, options, ARRAY['message_class', 'recipient', 'campaign', 'source', 'submit_within',
         'not_before', 'expires_at', 'fingerprint', 'payload', 'claimed_by', 'known_message_id', 'intended_at', 'nonce']);
     submit_within := coalesce((options ->> 'submit_within')::interval, interval '60 seconds');
@@ -415,10 +422,7 @@ DECLARE
     t timestamptz;
     why CONSTANT text := coalesce(nullif(cause, ''), 'unspecified');
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'send_fail needs READ COMMITTED: an older snapshot can''t see evidence'
-            USING ERRCODE = 'invalid_transaction_state';
-    END IF;
+    PERFORM send_check_isolation();
     PERFORM send_check_call(key, 'unknown', '{}', '{}');
     w := wire_key(key);
     SELECT * INTO r FROM send_log l WHERE l.wire_key = w FOR UPDATE;  -- lock

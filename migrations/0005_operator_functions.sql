@@ -11,6 +11,7 @@ DECLARE
     heard text;
     t timestamptz;
 BEGIN
+    PERFORM send_check_isolation();
     SELECT * INTO r FROM send_log l WHERE l.wire_key = w FOR UPDATE;
     t := clock_timestamp();
     heard := send_heard(w, r.feed, r.recipient_key, r.provider_message_id, r.known_message_id);
@@ -46,6 +47,7 @@ DECLARE
     r send_log;
     t timestamptz;
 BEGIN
+    PERFORM send_check_isolation();
     IF action NOT IN ('sent', 'failed') THEN
         RAISE EXCEPTION 'action must be sent or failed' USING ERRCODE = 'invalid_parameter_value';
     END IF;

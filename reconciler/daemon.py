@@ -181,15 +181,17 @@ class Daemon:
 
     async def close(self) -> None:
         """Commit what waits, let a running pass end, write the counters, close the database. May be called unopened."""
-        self._clock.stop()
-        if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.gather(self._listener, return_exceptions=True)
-        await self._inbox.close()
-        await finish(self._workers, self._tasks, DRAIN_SECONDS)
-        if self._flush is not None:
-            await self._flush.attempt()
-        await self._opened.aclose()
+        async with self._opened:
+            self._clock.stop()
+            if self._listener is not None:
+                self._listener.cancel()
+                await asyncio.gather(self._listener, return_exceptions=True)
+            try:
+                await self._inbox.close()
+            finally:
+                await finish(self._workers, self._tasks, DRAIN_SECONDS)
+            if self._flush is not None:
+                await self._flush.attempt()
 
     def _passes(self, pool: BoundedPool) -> Callable[[], Awaitable[None]]:
         policies = composition.policies(self._settings)
@@ -238,11 +240,10 @@ class Daemon:
             self.health.note_check(None)
 
     async def _flush_counters(self) -> None:
-        await self._counters.flush(self._late_pool.pool)
+        await self._counters.flush(self._late_pool)
 
     async def _make_partitions(self) -> None:
-        assert self._late_pool.pool is not None  # noqa: S101 - opened before anything works
-        await self._late_pool.pool.fetch(MAKE_PARTITIONS)
+        await self._late_pool.fetch(MAKE_PARTITIONS)
         await self._inbox.refresh_partitions()
 
 
@@ -251,21 +252,16 @@ ASK: Final = "SELECT 1"
 
 
 class LatePool:
-    """Stands for the receiver's pool from the start, though the database may come up later."""
+    """Stands for the receiver's pool from the start, though the database may come up later: until then it refuses."""
 
     def __init__(self) -> None:
         self.pool: BoundedPool | None = None
 
-    def acquire(self, *, timeout: float | None = ACQUIRE_SECONDS) -> Any:
-        """Return a connection of the pool. Raises asyncpg's InterfaceError before there is one."""
+    def __getattr__(self, name: str) -> Any:
+        """Return what the pool has of this name. Raises asyncpg's InterfaceError before there is a pool."""
         if self.pool is None:
             raise asyncpg.InterfaceError("the database has not been reached yet")
-        return self.pool.acquire(timeout=timeout)
-
-    async def release(self, connection: Any) -> None:
-        """Give a connection back."""
-        if self.pool is not None:
-            await self.pool.release(connection)
+        return getattr(self.pool, name)
 
 
 async def _close_pool(pool: BoundedPool) -> None:

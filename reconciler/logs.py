@@ -60,6 +60,8 @@ def configure(log_format: str, level: str, stream: TextIO, secrets: Iterable[str
     root.addHandler(handler)
     root.setLevel(level.upper())
     logging.getLogger("apscheduler").setLevel(max(root.level, logging.WARNING))  # it tells of every single run
+    # Its traceback at each try of a database that is away: whoever uses the pool says so in one line.
+    logging.getLogger("asyncpg.pool").setLevel(max(root.level, logging.ERROR))
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -57,7 +57,7 @@ class Report:
     """Wire key and verdict of each row that a dry run looked at."""
 
 
-START_PASS: Final = "INSERT INTO pass (who, feed) VALUES ($1, $2) RETURNING id, started_at"
+START_PASS: Final = "INSERT INTO pass (who, feed, wire_key) VALUES ($1, $2, $3) RETURNING id, started_at"
 FINISH_PASS: Final = "UPDATE pass SET ended_at = clock_timestamp(), counts = $2::jsonb WHERE id = $1"
 
 
@@ -67,7 +67,7 @@ async def run_pass(
     """Run one pass and return what it did. `who` names the process or person in its verdicts."""
     report = Report()
     async with pool.acquire() as connection:
-        begun = await connection.fetchrow(START_PASS, who, scope.feed)
+        begun = await connection.fetchrow(START_PASS, who, scope.feed, scope.wire_key)
         assert begun is not None  # noqa: S101 - an INSERT returns its row
         this = _Pass(connection, policies, scope, begun["id"], who, begun["started_at"], report)
         await _settle(this, evidence.settle_watched, BEGINNING)

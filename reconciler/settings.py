@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextvars import copy_context
 from dataclasses import fields
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from reconciler.policy import Rules
-from reconciler.settings_sources import NAMED_SECTIONS, PREFIX, ConfigError, Key, Written, read_settings
+from reconciler.settings_sources import NAMED_SECTIONS, PREFIX, ConfigError, EnvironmentSource, FileSource, Key
 from reconciler.settings_values import (
+    CONTEXT,
     MASK,
     POSTGRES_SCHEMES,
     Context,
@@ -63,7 +65,7 @@ class DatabaseSettings(_Section):
     url: DatabaseUrl | None = Field(default=None, repr=False)
     direct_url: DatabaseUrl | None = Field(default=None, repr=False)
     """For migrations and LISTEN, where `url` leads through a transaction pooler."""
-    data_dir: RelativePath = Field(default_factory=lambda: default_data_dir(os.environ))
+    data_dir: RelativePath = Field(default_factory=lambda: default_data_dir(CONTEXT.get().environ))
     pool_min_size: Whole = Field(default=1, ge=0, le=1000)
     pool_max_size: Whole = Field(default=10, ge=1, le=1000)
 
@@ -121,8 +123,8 @@ class FeedSettings(RuleSettings):
 
     @field_validator("provider")
     @classmethod
-    def _is_known(cls, name: str, info: ValidationInfo) -> str:
-        known = info.context.providers if info.context else None
+    def _is_known(cls, name: str) -> str:
+        known = CONTEXT.get().providers
         if known is not None and name not in known:
             close = get_close_matches(name, known, n=1)
             advice = f'; did you mean "{close[0]}"?' if close else f": there is {', '.join(sorted(known))}"
@@ -156,16 +158,23 @@ def _feed_name(name: str) -> str:
     return name
 
 
-class Settings(_Section):
+class Settings(_Section, BaseSettings):
     """All settings, checked and frozen. Made by `load_settings`; `Settings()` holds the defaults."""
 
-    database: DatabaseSettings = DatabaseSettings()
+    model_config = SettingsConfigDict(case_sensitive=True)
+
+    database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     receiver: ReceiverSettings = ReceiverSettings()
     feeds: dict[Annotated[str, AfterValidator(_feed_name)], FeedSettings] = Field(default_factory=dict)
     rules: RuleSettings = RuleSettings()
     classes: dict[str, ClassSettings] = Field(default_factory=dict)
     reconcile: ReconcileSettings = ReconcileSettings()
     log: LogSettings = LogSettings()
+
+    @classmethod
+    def settings_customise_sources(cls, *_: Any, **given: Any) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read the sources that `load_settings` made; in code nothing but what is given."""
+        return given["init_settings"], *CONTEXT.get().sources
 
     def rule_settings_for(self, feed: str, message_class: str) -> RuleSettings:
         """Return every rule that holds for a message class on a feed: defaults < rules < feed < class.
@@ -239,14 +248,8 @@ class Settings(_Section):
                 yield f"{place}: give_up_after is shorter than grace, which comes first: raise one or lower the other"
 
 
-_TABLES: Final[dict[str, type[BaseModel]]] = {
-    "database": DatabaseSettings,
-    "receiver": ReceiverSettings,
-    "feeds": FeedSettings,
-    "rules": RuleSettings,
-    "classes": ClassSettings,
-    "reconcile": ReconcileSettings,
-    "log": LogSettings,
+_TABLES: Final[dict[str, Any]] = {
+    section: (get_args(field.annotation) or (field.annotation,))[-1] for section, field in Settings.model_fields.items()
 }
 
 
@@ -280,43 +283,45 @@ def _shown_value(value: Any, *, secret: bool) -> Any:
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str], known_providers: Collection[str]) -> Settings:
-    """Return the settings of a file and the environment, which wins. See `read_settings` for which file.
+    """Return the settings of a file and the environment, which wins. See `FileSource` for which file.
 
     Raises ConfigError with one line a problem, all of them at once.
     """
-    written = read_settings(path, environ)
-    database = written.tree.setdefault("database", {})
-    if isinstance(database, dict):
-        database.setdefault("data_dir", default_data_dir(environ))
-    folder = written.file.parent if written.file else Path()
-    problems = list(written.problems)
+    file = FileSource(Settings, path, environ)
+    environment = EnvironmentSource(Settings, environ, file)
+    folder = file.path.parent if file.path else Path()
+    context = copy_context()
+    context.run(CONTEXT.set, Context(environ, folder, known_providers, (environment, file)))
+    problems = list(environment.problems)
     try:
-        settings = Settings.model_validate(written.tree, context=Context(environ, folder, known_providers))
+        settings = context.run(Settings)
     except ValidationError as error:
-        problems += [_problem(written, found) for found in error.errors(include_input=False, include_url=False)]
+        problems += [_problem(found, environment) for found in error.errors(include_input=False, include_url=False)]
     if problems:
         raise ConfigError(problems)
     return settings
 
 
-def _problem(written: Written, found: Any) -> str:
+def _problem(found: Any, written: EnvironmentSource) -> str:
     """Return one line about one thing that pydantic found. No value is ever repeated: it may be a secret."""
     loc = [part for part in found["loc"] if part != "[key]"]
     key = tuple(part for part in loc if isinstance(part, str))
-    place = written.where(key)
+    place = written.place_of(key)
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
     match found["type"]:
         case "extra_forbidden":
             return f"{place}: unknown setting {name}{_advice(key, place)}"
         case "missing":
-            return f"{place}: {name} is missing: set it{_other_feed(key, written)}"
+            return f"{place}: {name} is missing: set it{_other_feed(key, {*written.file.lines, *written.variables})}"
         case "value_error":
             return f"{place}: {name} {found['ctx']['error']}"
         case "model_type" | "dict_type" | "model_attributes_type":
             return f"{place}: {name} must be a table: write [{name}] and its settings below it"
+        case "tuple_type":
+            return f'{place}: {name} must be a list: write ["one", "two"]'
         case "bool_parsing":
             return f"{place}: {name} must be true or false"
-    return f"{place}: {name} {found['msg'].replace('Input should', 'must').replace('must be a valid', 'must be a')}"
+    return f"{place}: {name} {found['msg'].replace('Input should', 'must')}"
 
 
 def _advice(key: Key, place: str) -> str:
@@ -340,8 +345,8 @@ def _in_manner_of(place: str, meant: Key) -> str:
     return "__".join(parts)
 
 
-def _other_feed(key: Key, written: Written) -> str:
+def _other_feed(key: Key, written: Collection[Key]) -> str:
     section, name, *_ = key
-    names = [other for other in written.tree[section] if other != name]
+    names = {found[1] for found in written if found[0] == section and len(found) > 1} - {name}
     close = get_close_matches(name, names, n=1)
     return f', or did you mean feed "{close[0]}"?' if close else ""

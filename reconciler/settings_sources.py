@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where settings are written: one TOML file and the environment, merged into one tree that remembers its sources."""
+"""Where settings are written: one TOML file and the environment. Both remember the place of each setting."""
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource
+
 from reconciler.errors import UserError
+from webhooks.signature import CREDENTIAL_SCHEMES
 
 PREFIX: Final = "RECONCILER_"
 FILE_VARIABLE: Final = "RECONCILER_CONFIG"
@@ -18,6 +22,8 @@ DEFAULT_FILE: Final = Path("reconciler.toml")
 NAMED_SECTIONS: Final = ("feeds", "classes")
 """Sections whose second level is a name that the user chose."""
 
+_JOINT: Final = "\0"
+"""Parts the names in a key. Not `__`: a class may be called a__b."""
 _TOML_PLACE: Final = re.compile(r" \(at line (\d+), column \d+\)$")
 _TOML_END: Final = re.compile(r" \(at end of document\)$")
 _TOML_TABLE: Final = re.compile(r"\s*\[{1,2}([^\[\]]+)\]")
@@ -34,55 +40,65 @@ class ConfigError(UserError):
         super().__init__("\n".join(self.problems))
 
 
-class FromEnvironment(str):
-    """A value that came from the environment, where a list has to be written as text."""
+class FileSource(InitSettingsSource):
+    """One TOML file: the argument, else that of `RECONCILER_CONFIG`, else `reconciler.toml` where it exists.
 
-    __slots__ = ()
-
-
-@dataclass(frozen=True)
-class Written:
-    """All settings as written, nested, and where each was written."""
-
-    tree: dict[str, Any]
-    file: Path | None
-    lines: Mapping[Key, int]
-    variables: Mapping[Key, str]
-    problems: Sequence[str]
-
-    def where(self, key: Key) -> str:
-        """Return the place to look at for a setting: its variable, else file and line, of it or what it belongs to."""
-        for length in range(len(key), 0, -1):
-            part = key[:length]
-            if variable := self._variable(part):
-                return variable
-            if part in self.lines:
-                return f"{self.file}:{self.lines[part]}"
-        return str(self.file) if self.file else "settings"
-
-    def _variable(self, part: Key) -> str | None:
-        if part in self.variables or part in self.lines:
-            return self.variables.get(part)
-        return next((name for key, name in self.variables.items() if key[: len(part)] == part), None)
-
-
-def read_settings(path: Path | None, environ: Mapping[str, str]) -> Written:
-    """Read the environment and a file: the argument, else `RECONCILER_CONFIG`, else `reconciler.toml` where it exists.
-
+    The library's own TOML source passes over a file that isn't there, stops at a byte order mark, and knows no lines.
     Raises ConfigError where the file can't be read.
     """
-    file = path or (Path(named) if (named := environ.get(FILE_VARIABLE)) else None)
-    if file is None and DEFAULT_FILE.exists():
-        file = DEFAULT_FILE
-    text = _read_text(file) if file else ""
-    tree = _parse(text, file)
-    lines = _lines(text)
-    variables, problems = _overlay(tree, environ)
-    return Written(tree, file, lines, variables, problems)
+
+    def __init__(self, settings: type[BaseSettings], path: Path | None, environ: Mapping[str, str]) -> None:
+        if path is None and (named := environ.get(FILE_VARIABLE)):
+            path = Path(named)
+        self.path = path or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+        text = _read_text(self.path) if self.path else ""
+        self.lines = _lines(text)
+        super().__init__(settings, _parse(text, self.path))
 
 
-def _as_variable(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "_", name.lower())
+class EnvironmentSource(EnvSettingsSource):
+    """Variables `RECONCILER_SECTION__SETTING`. Names without `__` are other programs' (Kubernetes sets some)."""
+
+    def __init__(self, settings: type[BaseSettings], environ: Mapping[str, str], file: FileSource) -> None:
+        super().__init__(settings, env_prefix="", env_nested_delimiter=_JOINT)
+        self.file = file
+        names = [name for name in sorted(environ) if name.startswith(PREFIX) and "__" in name.removeprefix(PREFIX)]
+        keys = {name: _key(name, file.init_kwargs) for name in names}
+        self.variables = {key: name for name, key in keys.items() if key and _has_place(key, file.init_kwargs)}
+        self.problems = [
+            f"{name}: names no setting: write {PREFIX}SECTION__SETTING or {PREFIX}FEEDS__NAME__SETTING"
+            for name in names
+            if not keys[name]
+        ]
+        self.env_vars = {_JOINT.join(key): environ[name] for key, name in self.variables.items()}
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the variables' settings as a tree. Unknown sections are kept, so that they are refused."""
+        return {key[0]: {} for key in self.variables} | super().__call__()
+
+    def place_of(self, key: Key) -> str:
+        """Return where to look for a setting: its variable, else file and line, of it or what it belongs to."""
+        for length in range(len(key), 0, -1):
+            part = key[:length]
+            if part in self.file.lines and part not in self.variables:
+                return f"{self.file.path}:{self.file.lines[part]}"
+            if within := [name for found, name in self.variables.items() if found[:length] == part]:
+                return within[0]
+        return str(self.file.path or "settings")
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo | None, value: str) -> Any:  # noqa: ARG002
+        """Read a list: one bare value, JSON, or values parted by commas.
+
+        A comma in a credential (`basic:user:pass,word`) is part of it: several of those have to be written as JSON.
+        """
+        if value.startswith(CREDENTIAL_SCHEMES):
+            return [value]
+        if not value.lstrip().startswith("["):
+            return [part.strip() for part in value.split(",")]
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return None  # no list, which is then told with its place
 
 
 def _read_text(file: Path) -> str:
@@ -96,7 +112,7 @@ def _read_text(file: Path) -> str:
 
 def _parse(text: str, file: Path | None) -> dict[str, Any]:
     try:
-        return tomllib.loads(text.replace("\r\n", "\n"))
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         reason = str(error)
         found = _TOML_PLACE.search(reason)
@@ -124,23 +140,6 @@ def _dotted(text: str) -> Key:
     return tuple(part.strip().strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[^.]+", text))
 
 
-def _overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> tuple[dict[Key, str], list[str]]:
-    """Write the environment's settings over the tree. Names without `__` are other programs' (Kubernetes sets some)."""
-    variables: dict[Key, str] = {}
-    problems: list[str] = []
-    for name in sorted(environ):
-        if not name.startswith(PREFIX) or "__" not in name.removeprefix(PREFIX):
-            continue
-        key = _key(name, tree)
-        if key is None:
-            problems.append(f"{name}: names no setting: write {PREFIX}SECTION__SETTING or {PREFIX}FEEDS__NAME__SETTING")
-        elif _put(tree, key, FromEnvironment(environ[name])):
-            variables[key] = name
-        else:
-            problems.append(f"{name}: has no place, since {'.'.join(key[:-1])} is no table in the file")
-    return variables, problems
-
-
 def _key(name: str, tree: Mapping[str, Any]) -> Key | None:
     section, *middle, setting = name.removeprefix(PREFIX).lower().split("__")
     if section not in NAMED_SECTIONS:
@@ -152,13 +151,14 @@ def _key(name: str, tree: Mapping[str, Any]) -> Key | None:
 
 def _chosen_name(variable_part: str, known: object) -> str:
     names = known if isinstance(known, dict) else {}
-    return next((name for name in names if _as_variable(name) == variable_part), variable_part.replace("_", "-"))
+    as_variables = (name for name in names if re.sub(r"[^a-z0-9]", "_", name.lower()) == variable_part)
+    return next(as_variables, variable_part.replace("_", "-"))
 
 
-def _put(tree: dict[str, Any], key: Key, value: str) -> bool:
+def _has_place(key: Key, tree: Any) -> bool:
+    """Say whether the file has tables where a variable needs them; where not, the file's mistake is what is told."""
     for part in key[:-1]:
-        tree = tree.setdefault(part, {})
+        tree = tree.get(part, {})
         if not isinstance(tree, dict):
             return False
-    tree[key[-1]] = value
     return True

@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, PlainValidator, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, PlainValidator
+from pydantic_settings import PydanticBaseSettingsSource
 
-from reconciler.settings_sources import FromEnvironment
 from reconciler.units import parse_duration, parse_size
-from webhooks.signature import CREDENTIAL_SCHEMES
 
 MASK: Final = "***"
 POSTGRES_SCHEMES: Final = ("postgresql://", "postgres://")
@@ -41,10 +40,12 @@ class Context:
     """Where relative paths start: the folder of the settings file."""
     providers: Collection[str] | None = None
     """The providers that exist; None: not checked."""
+    sources: tuple[PydanticBaseSettingsSource, ...] = ()
+    """Where settings are written; the first wins."""
 
 
-def _context(info: ValidationInfo) -> Context:
-    return info.context or Context()
+CONTEXT: Final = ContextVar("CONTEXT", default=Context())  # noqa: B039 - it is frozen
+"""Set while `load_settings` reads. A context variable, since BaseSettings hands no validation context on."""
 
 
 def _duration(value: object) -> timedelta:
@@ -66,35 +67,18 @@ def _no_truth_value(value: object) -> object:
 
 
 def _list(value: object) -> object:
-    """Read a list that is one bare value. In a variable it may also be JSON, or parted by commas.
-
-    A comma in a credential (`basic:user:pass,word`) is part of it: several of those have to be written as JSON.
-    """
-    if not isinstance(value, str):
-        return value
-    if not isinstance(value, FromEnvironment) or value.startswith(CREDENTIAL_SCHEMES):
-        return [str(value)]
-    if value.lstrip().startswith("["):
-        return _json_list(value)
-    return [part.strip() for part in value.split(",")]
+    return [value] if isinstance(value, str) else value
 
 
-def _json_list(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError('is no JSON list: write ["one", "two"]') from None
-
-
-def _secret(value: object, info: ValidationInfo) -> str:
+def _secret(value: object) -> str:
     """Return a secret, fetched from where `file:PATH` or `env:NAME` says it lies."""
     if not isinstance(value, str):
         raise ValueError("must be text")  # noqa: TRY004 - pydantic reports ValueErrors only
     scheme, _, rest = value.partition(":")
     if scheme == "file":
-        secret, source = _from_file(_context(info).folder / rest), f" in the file {rest}"
+        secret, source = _from_file(CONTEXT.get().folder / rest), f" in the file {rest}"
     elif scheme == "env":
-        secret, source = _from_variable(rest, _context(info).environ), f" in the variable {rest}"
+        secret, source = _from_variable(rest, CONTEXT.get().environ), f" in the variable {rest}"
     else:
         secret, source = value, ""
     if not secret.strip():
@@ -144,12 +128,12 @@ def _http_url(url: str) -> str:
     return url
 
 
-def _path(value: object, info: ValidationInfo) -> object:
+def _path(value: object) -> object:
     if not isinstance(value, str):
         return value
     if not value:
         raise ValueError("is empty: write a path, or remove the setting")
-    return _context(info).folder / Path(value).expanduser()
+    return CONTEXT.get().folder / Path(value).expanduser()
 
 
 def masked_url(url: str) -> str:

@@ -123,15 +123,16 @@ async def _clock_skew(connection: Connection, host_clock: Callable[[], datetime]
 UNDECIDED: Final = """
 SELECT state, feed, message_class, reason, count(*) AS n, min(since) AS since, min(submit_by) AS submit_by,
        count(*) FILTER (WHERE since > $1::timestamptz - interval '1 hour') AS under_hour,
-       count(*) FILTER (WHERE since <= $1::timestamptz - interval '1 hour' AND since > $1::timestamptz - interval '1 day') AS under_day,
+       count(*) FILTER (WHERE since <= $1::timestamptz - interval '1 hour'
+                          AND since > $1::timestamptz - interval '1 day') AS under_day,
        count(*) FILTER (WHERE since <= $1::timestamptz - interval '1 day') AS over_day
 FROM (
     SELECT feed, message_class, submit_by,
         CASE WHEN held_reason IS NOT NULL THEN 'held' WHEN released_at IS NOT NULL THEN 'released' ELSE state END
             AS state,
         coalesce(held_reason, release_basis,
-            CASE WHEN state = 'pending' THEN 'scheduled' WHEN submit_by > $1::timestamptz THEN 'submitting' ELSE 'silence' END)
-            AS reason,
+            CASE WHEN state = 'pending' THEN 'scheduled' WHEN submit_by > $1::timestamptz THEN 'submitting'
+                 ELSE 'silence' END) AS reason,
         coalesce(held_since, released_at, CASE WHEN state = 'claimed' THEN claimed_at ELSE updated_at END) AS since
     FROM send_log
     WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL AND ($2::text IS NULL OR feed = $2)
@@ -153,7 +154,8 @@ SELECT asked.feed, stored.last_at AS stored_at, refused.last_at AS refused_at,
        s.reason AS hold_reason,
        coalesce(stored.last_at <= $2::timestamptz - interval '1 day', true) AND EXISTS (
            SELECT FROM send_log c WHERE c.feed = asked.feed AND c.answered_at IS NOT NULL AND c.attempt = 1
-              AND c.first_claimed_at BETWEEN $2::timestamptz - interval '1 day' AND $2::timestamptz - interval '1 hour') AS sends_unheard
+              AND c.first_claimed_at > $2::timestamptz - interval '1 day'
+              AND c.first_claimed_at < $2::timestamptz - interval '1 hour') AS sends_unheard
 FROM unnest($1::text[]) AS asked(feed)
 LEFT JOIN feed_state s ON s.feed = asked.feed
 LEFT JOIN LATERAL (
@@ -227,7 +229,8 @@ async def _missing_months(connection: Connection, now: datetime) -> list[str]:
 
 
 LAST_PASS: Final = """
-SELECT started_at, ended_at, who, counts FROM pass WHERE feed IS NULL AND NOT dry_run ORDER BY started_at DESC LIMIT 1
+SELECT started_at, ended_at, who, counts FROM pass WHERE feed IS NULL AND wire_key IS NULL
+ORDER BY started_at DESC LIMIT 1
 """
 
 

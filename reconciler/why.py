@@ -112,8 +112,8 @@ def _unknown(events: list[asyncpg.Record]) -> str:
     if not events:
         return "no send and no event has this key"
     return (
-        f"no send has this key, and yet {len(events)} events do: the event came before the row, the row was forgotten, "
-        "or another installation sent it"
+        f"no send has this key, and yet events do ({len(events)}): they came before the row, the row was forgotten, or "
+        "another installation sent it"
     )
 
 

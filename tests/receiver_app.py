@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import MISSING, dataclass, fields
 from datetime import UTC, datetime
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
@@ -52,7 +53,7 @@ class Plain:
         texts = {field.name: "" for field in fields(Facts) if field.default is MISSING}
         self.facts = Facts(**texts, busy_status=busy_status, refused_status=refused_status)
 
-    async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Any:
+    async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Any:  # noqa: ARG002
         if delivery.headers.get("x-fault") == "verify":
             raise RuntimeError("a fault in verify")
         given = delivery.headers.get("x-signature")
@@ -121,8 +122,13 @@ class Running:
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
 
-    async def request(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Answer:
-        async with self.session.request(method, self.url(path), data=body, headers=headers, allow_redirects=False) as response:
+    async def request(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        data = BytesIO(body) if body is not None else None
+        async with self.session.request(
+            method, self.url(path), data=data, headers=headers, allow_redirects=False
+        ) as response:
             return Answer(response.status, await response.read(), response.headers.copy())
 
     async def post(self, feed: str, body: bytes, headers: Mapping[str, str] | None = None) -> Answer:
@@ -178,12 +184,12 @@ class Cut:
         self._socket = directory / f".s.PGSQL.{port}"
         self.dsn = f"postgresql://{parts.netloc}{parts.path}?host={directory}&port={port}"
         self.away = False
-        self.stalled = asyncio.Event()
-        self.stalled.set()
+        self.transactions = 0
+        """Explicit transactions that were begun through it."""
         self._pooled = pooled
         self._writers: set[asyncio.StreamWriter] = set()
 
-    async def __aenter__(self) -> Cut:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_unix_server(self._serve, self._socket)
         return self
 
@@ -194,17 +200,11 @@ class Cut:
 
     def cut(self) -> None:
         self.away = True
-        self.stalled.set()
         for writer in list(self._writers):
             writer.transport.abort()
 
-    def stall(self) -> None:
-        """Let nothing through any more until `cut` or `resume`."""
-        self.stalled.clear()
-
     def resume(self) -> None:
         self.away = False
-        self.stalled.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.away:
@@ -220,7 +220,7 @@ class Cut:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pooled: bool = False) -> None:
         while data := await reader.read(65_536):
-            await self.stalled.wait()
+            self.transactions += data.count(b"BEGIN;")
             if pooled and (at := data.find(b"K\0\0\0\x0c")) >= 0:  # BackendKeyData: the process id follows
                 data = data[: at + 5] + struct.pack("!i", 1) + data[at + 9 :]
                 pooled = False

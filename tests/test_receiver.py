@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the receiver answers, over real HTTP: to deliveries, to faults of our own, and to whatever the internet sends."""
+"""What the receiver answers over real HTTP: to deliveries, faults of our own, and whatever the internet sends."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import pytest
 from aiohttp import ClientSession, web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prometheus_client import generate_latest
 from receiver_app import NOW, PLAIN, Cut, Plain, random_bytes, running, signature, signed
 from structlog.testing import capture_logs
 
 from webhooks.answers import Quiet
 from webhooks.database import connect_pool
 from webhooks.fetch import open_fetch
-from webhooks.inbox import Inbox
+from webhooks.inbox import Inbox, InboxUnavailable
 from webhooks.provider import FetchError
 from webhooks.receiver import Limits
 
@@ -60,7 +61,11 @@ async def test_a_delivery_is_answered_200_with_what_was_stored_and_repeated(db):
 async def test_an_unsigned_or_wrongly_signed_delivery_is_401_and_counted(db):
     body = json.dumps([ONE]).encode()
     async with running(db) as app:
-        for headers, reason in (({}, "missing"), ({"x-signature": "00"}, "signature"), (signed(body, "other"), "signature")):
+        for headers, reason in (
+            ({}, "missing"),
+            ({"x-signature": "00"}, "signature"),
+            (signed(body, "other"), "signature"),
+        ):
             answer = await app.post(PLAIN.name, body, headers)
             assert answer.status == 401
             assert answer.headers["WWW-Authenticate"].startswith("Basic ")
@@ -83,20 +88,23 @@ async def test_a_thousand_refused_deliveries_are_counted_and_logged_once(db):
         with capture_logs() as logs:
             await asyncio.gather(*(app.post(PLAIN.name, b"[]", {"x-signature": "no"}) for _ in range(1_000)))
         assert await outcomes(app, db) == {"refused:signature": 1_000}
-    assert [(line["event"], line["feed"], line["reason"]) for line in logs] == [("delivery_refused", PLAIN.name, "signature")]
+    assert [(line["event"], line["feed"], line["reason"]) for line in logs] == [
+        ("delivery_refused", PLAIN.name, "signature")
+    ]
 
 
 async def test_an_unknown_feed_is_404_and_counted_under_no_name_of_its_own(db):
     async with running(db) as app:
-        answers = [await app.request(method, "/webhooks/stranger", b"x" if method == "POST" else None) for method in ("POST", "GET", "HEAD")]
+        answers = [
+            await app.request(method, "/webhooks/stranger", b"x" if method == "POST" else None)
+            for method in ("POST", "GET", "HEAD")
+        ]
         assert [answer.status for answer in answers] == [404, 404, 404]
         assert await outcomes(app, db) == {}
         assert "stranger" not in (await text_of_metrics())
 
 
 async def text_of_metrics() -> str:
-    from prometheus_client import generate_latest
-
     return generate_latest().decode()
 
 
@@ -220,22 +228,23 @@ async def raw(port: int, request: bytes) -> bytes:
 # Not stored, for our reasons
 
 
-async def test_with_the_database_away_deliveries_are_put_off_and_the_process_counts_as_alive(dsn, sockets):
+async def test_with_the_database_away_deliveries_are_put_off_and_probes_are_answered(dsn, sockets):
     async with Cut(dsn, sockets) as cut:
         pool = await connect_pool(cut.dsn, size=3, application="test")
         async with running(pool) as app:
-            assert (await app.request("GET", "/readyz")).status == 200
+            await app.inbox.check()
             cut.cut()
             with capture_logs() as logs:
                 for _ in range(3):
                     answer = await app.send(ONE)
                     assert (answer.status, answer.headers["Retry-After"]) == (503, "30")
             assert "delivery_not_stored" in {line["event"] for line in logs}
-            assert (await app.request("GET", "/healthz")).status == 200
-            assert (await app.request("GET", "/readyz")).status == 503
+            assert (await app.request("GET", PATH)).status == 200
+            with pytest.raises(InboxUnavailable):
+                await app.inbox.check()
             cut.resume()
             assert (await app.send(ONE)).json == {"stored": 1, "repeated": 0}
-            assert (await app.request("GET", "/readyz")).status == 200
+            await app.inbox.check()
             assert await outcomes(app, pool) == {"later:database": 3, "stored": 1}
         await asyncio.wait_for(pool.close(), 10)
 
@@ -275,7 +284,7 @@ async def test_a_client_that_hangs_up_before_the_commit_finds_its_event_stored(d
             while not await other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
                 pass  # until the insert waits
             writer.transport.abort()
-            await app.request("GET", "/healthz")
+            await app.request("GET", PATH)  # so that the server has noticed
         assert (await app.send(ONE)).json == {"stored": 0, "repeated": 1}
         assert await outcomes(app, db) == {"stored": 2}
 
@@ -290,7 +299,7 @@ async def test_while_draining_new_deliveries_are_put_off_and_those_in_flight_fin
             app.receiver.draining = True
             late = await app.send({"id": "late"})
             assert (late.status, late.headers["Retry-After"]) == (503, "30")
-            assert (await app.request("GET", "/readyz")).status == 503
+            assert (await app.request("GET", PATH)).status == 200
         assert (await in_flight).json == {"stored": 1, "repeated": 0}
     assert await count(db) == 1
 
@@ -330,7 +339,10 @@ async def test_a_subscription_is_confirmed_once_and_a_failure_asks_for_another_t
         return b""
 
     async with running(db, fetch=fetch) as app:
-        answers = [await app.post(PLAIN.name, b"{}", signed(b"{}") | {"x-confirm": f"https://sns/{end}"}) for end in ("fails", "works")]
+        answers = [
+            await app.post(PLAIN.name, b"{}", signed(b"{}") | {"x-confirm": f"https://sns/{end}"})
+            for end in ("fails", "works")
+        ]
         assert [answer.status for answer in answers] == [503, 200]
         assert await outcomes(app, db) == {"later:confirmation": 1, "control": 1}
         unsigned = await app.post(PLAIN.name, b"{}", {"x-confirm": "https://sns/evil"})
@@ -341,6 +353,7 @@ async def test_a_subscription_is_confirmed_once_and_a_failure_asks_for_another_t
 @pytest.fixture
 async def site():
     """A web site that redirects, dawdles and talks too much."""
+    over = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
         match request.path:
@@ -353,13 +366,14 @@ async def site():
             case "/long":
                 return web.Response(body=bytes(101))
             case "/slow":
-                await asyncio.Event().wait()
+                await over.wait()
         return web.Response(status=500)
 
-    runner = web.ServerRunner(web.Server(answer), shutdown_timeout=0)
+    runner = web.ServerRunner(web.Server(answer))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    over.set()
     await runner.cleanup()
 
 
@@ -487,5 +501,3 @@ async def test_logs_hold_no_recipient_key_or_secret(db):
     assert len(logs) == 2
     assert "ada" not in str(logs)
     assert PLAIN.secrets[0] not in str(logs)
-
-

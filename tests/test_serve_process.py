@@ -73,6 +73,7 @@ async def test_an_event_settles_its_claim_at_once_and_a_stop_leaves_everything_c
     assert [line["event"] for line in server.lines][-2:] == ["stopping", "stopped"]
     assert {(line["feed"], line["url"]) for line in server.events("feed_configured")} == {
         ("mg", f"{server.url}/webhooks/mg"),
+        ("sg", f"{server.url}/webhooks/sg"),
         ("re", f"{server.url}/webhooks/re"),
     }
     assert not (embedded.data / "postmaster.pid").exists()  # the last user stops it
@@ -204,9 +205,9 @@ async def test_a_stuck_pass_stops_no_delivery_and_a_stop_waits_for_its_end(confi
         await server.becomes(200)
         async with connected(dsn) as connection:
             await connection.execute("CALL send_claim_commit('key-1', 'mg', '{}')")
-        async with locked(dsn, "LOCK TABLE send_log IN SHARE ROW EXCLUSIVE MODE"):
+        async with locked(dsn, "SELECT FROM send_log WHERE wire_key = 'key-1' FOR UPDATE"):
             assert await server.deliver("mg", sample("mg", "accepted", "key-1")) == 200
-            await somebody_waits(dsn, "reconciler", "UPDATE send_log")
+            await somebody_waits(dsn, "reconciler", "FROM send_log")
             assert await server.deliver("mg", sample("mg", "delivered", "key-1")) == 200
             server.process.terminate()
             await server.told("stopping")

@@ -221,6 +221,8 @@ def test_a_class_with_an_underscore_is_reached_by_its_variable_even_if_no_file_n
     both = load('[classes."order.receipt"]\n[classes.a_b]\n', RECONCILER_CLASSES__ORDER_RECEIPT__ON_UNKNOWN="release")
     assert both.rules_for("x", "order.receipt").on_unknown == "release"
     assert set(both.classes) == {"order.receipt", "a_b"}
+    odd = load("[classes.a__b]", RECONCILER_CLASSES__A__B__ON_UNKNOWN="fail")
+    assert odd.classes["a__b"].on_unknown == "fail"
 
 
 def test_variables_of_kubernetes_are_none_of_ours(load):
@@ -257,7 +259,16 @@ def test_a_variable_that_names_a_section_only_is_refused(problems):
     for name in ("RECONCILER_FEEDS__A", "RECONCILER_LOG__LEVEL__X", "RECONCILER_CLASSES__A"):
         (line,) = problems(**{name: "x"})
         assert line.startswith(f"{name}: names no setting: write RECONCILER_SECTION__SETTING")
-    assert any("is no table in the file" in line for line in problems("log = 1", RECONCILER_LOG__LEVEL="info"))
+
+
+def test_a_variable_below_what_is_no_table_in_the_file_does_not_hide_that_mistake(problems):
+    for text, environ in (
+        ("log = 1", {"RECONCILER_LOG__LEVEL": "info"}),
+        ("feeds = 1", {"RECONCILER_FEEDS__A__PROVIDER": "ses"}),
+        ("feeds.a = 1", {"RECONCILER_FEEDS__A__PROVIDER": "ses"}),
+    ):
+        (line,) = problems(text, **environ)
+        assert line.startswith(f"reconciler.toml:1: {text.removesuffix(' = 1')} must be a table: ")
 
 
 # Names and values that are refused
@@ -306,7 +317,7 @@ def test_a_variable_that_names_a_section_only_is_refused(problems):
         ("[receiver]\nmax_body = '25XB'", "reconciler.toml:2: receiver.max_body is no size: "),
         ("[database]\ndata_dir = ''", "reconciler.toml:2: database.data_dir is empty: write a path, or remove the"),
         ("[log]\nformat = 3", "reconciler.toml:2: log.format must be 'auto', 'json' or 'console'"),
-        ("[receiver]\nhost = 3", "reconciler.toml:2: receiver.host must be a string"),
+        ("[receiver]\nhost = 3", "reconciler.toml:2: receiver.host must be a valid string"),
         ("[database]\nurl = 'mysql://x'", "reconciler.toml:2: database.url is no PostgreSQL URL: "),
         ("[reconcile]\nevery = '0s'", "reconciler.toml:2: reconcile.every must be greater than 0 seconds"),
         ("log = 'json'", "reconciler.toml:1: log must be a table: write [log] and its settings below it"),
@@ -324,7 +335,7 @@ def test_a_mistake_is_one_line_that_says_where_what_and_what_to_do(problems, tex
 def test_a_list_that_is_almost_json_is_refused(problems):
     (line,) = problems(CONTRACT, RECONCILER_FEEDS__SENDGRID_MAIN__SECRETS=' ["a"')
     assert line == (
-        'RECONCILER_FEEDS__SENDGRID_MAIN__SECRETS: feeds.sendgrid-main.secrets is no JSON list: write ["one", "two"]'
+        'RECONCILER_FEEDS__SENDGRID_MAIN__SECRETS: feeds.sendgrid-main.secrets must be a list: write ["one", "two"]'
     )
 
 
@@ -344,6 +355,27 @@ def test_relative_paths_start_at_the_file_whatever_the_current_directory(load, t
     assert settings.database.data_dir == tmp_path / "data"
     assert settings.masked()["database"]["data_dir"] == str(tmp_path / "data")
     assert settings.feeds["a"].secrets == ("from-file  ",)
+
+
+def test_a_list_that_is_none_is_refused(problems):
+    (line,) = problems("[feeds.a]\nprovider = 'ses'\ntopics = 5")
+    assert line == 'reconciler.toml:3: feeds.a.topics must be a list: write ["one", "two"]'
+
+
+def test_nothing_is_read_but_what_is_given(load, monkeypatch):
+    monkeypatch.setenv("RECONCILER_RECEIVER__PORT", "1")
+    monkeypatch.setenv("RECONCILER_RECEIVER__PROT", "1")
+    monkeypatch.setenv("XDG_DATA_HOME", "/other")
+    assert load().receiver.port == 8080
+    assert str(load(HOME="/home/a").database.data_dir) == "/home/a/.local/share/esp-reconciler"
+    assert Settings().receiver.port == 8080
+    assert Settings(receiver={"host": "::1"}).receiver.port == 8080
+
+
+def test_settings_made_in_code_after_a_load_know_nothing_of_it(load):
+    load(CONTRACT)
+    assert Settings() == Settings.model_validate({})
+    assert Settings().feeds == {}
 
 
 def test_settings_can_be_made_in_code():

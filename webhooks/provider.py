@@ -116,6 +116,10 @@ class Facts:
     event_id: str
     """What identifies an event."""
     authentication: str
+    signs_body: bool
+    """Whether a signature covers the body, so that no byte of it can be changed."""
+    signs_time: bool
+    """Whether a signature covers a time, so that its age can be limited."""
     redelivery: str
     """How long and how often it delivers again, so: how long the receiver may be down."""
     look_up: str

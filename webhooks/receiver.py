@@ -38,7 +38,7 @@ from webhooks.registry import PROVIDERS
 _log: Final = structlog.get_logger()
 _NOTHING: Final = Stored(0, 0)
 
-METHODS: Final = {hdrs.ALLOW: "GET,HEAD,POST"}
+METHODS: Final[dict[str, str]] = {hdrs.ALLOW: "GET,HEAD,POST"}
 LINGER_SECONDS: Final = 2.0
 """How long a refused request is read to its end, so that its sender sees the answer rather than a reset."""
 
@@ -105,16 +105,6 @@ class Receiver:
     def _unknown_feed(self) -> web.Response:
         metrics.delivery(metrics.UNKNOWN_FEED, "refused:unknown_feed").inc()
         return answers.problem(404, "no such feed")
-
-    async def ready(self, _request: web.Request) -> web.Response:
-        """Say whether deliveries can be stored now."""
-        if self.draining:
-            return answers.problem(503, "shutting down")
-        try:
-            await self._inbox.check()
-        except (InboxBusy, InboxUnavailable) as error:
-            return answers.problem(503, str(error))
-        return answers.ok()
 
     async def _taken(self, request: web.Request, feed: Feed, provider: Provider) -> web.Response:
         if self.draining:
@@ -227,31 +217,27 @@ def make_receiver(
     limits: Limits | None = None,
     providers: Mapping[str, Provider] = PROVIDERS,
 ) -> web.Application:
-    """Return the application that takes deliveries: `/webhooks/{feed}`, `/healthz`, `/readyz`.
-
-    Run it with `make_runner`.
-    """
+    """Return the application that takes deliveries at `/webhooks/{feed}`; run it with `make_runner`."""
     receiver = Receiver(feeds, inbox, fetch, clock, counters, limits or Limits(), providers)
     app = web.Application()
     app[RECEIVER] = receiver
     app.router.add_post("/webhooks/{feed}", receiver.take)
     app.router.add_get("/webhooks/{feed}", receiver.probe, allow_head=True)
     app.router.add_route("*", "/webhooks/{feed}", receiver.other)
-    app.router.add_get("/healthz", _alive)
-    app.router.add_get("/readyz", receiver.ready)
     return app
 
 
-def make_runner(app: web.Application) -> web.AppRunner:
+def make_runner(app: web.Application, shutdown_seconds: float = 60.0) -> web.AppRunner:
     """Return what runs the application as it must be run.
 
     Bodies come as they were sent, since we inflate them in bounded pieces; a handler runs to its end though the client
     hung up, since its event is to be stored; an access log would halve the speed.
     """
     return web.AppRunner(
-        app, auto_decompress=False, handler_cancellation=False, access_log=None, lingering_time=LINGER_SECONDS
+        app,
+        auto_decompress=False,
+        handler_cancellation=False,
+        access_log=None,
+        lingering_time=LINGER_SECONDS,
+        shutdown_timeout=shutdown_seconds,
     )
-
-
-async def _alive(_request: web.Request) -> web.Response:
-    return answers.ok()

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 from reconciler.cli import database, inspect, operate, reconcile, serve, trigger
 from reconciler.cli.root import cli
 
@@ -29,4 +32,6 @@ for command in (
 
 def main() -> None:
     """Run the command that the program's arguments name, and exit with its status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end the command
     cli(prog_name="reconciler")

@@ -21,7 +21,7 @@ from reconciler.errors import DatabaseUnavailable, UserError, describe_connectio
 if TYPE_CHECKING:
     import asyncpg
 
-    from reconciler.sql import Result
+    from reconciler.cli.statements import Result
 
 
 @click.command(cls=Command, epilog="Example: reconciler migrate --check || reconciler migrate")
@@ -108,7 +108,7 @@ def _say_notice(_connection: object, message: Any) -> None:
 async def _run_all(connection: asyncpg.Connection, sql: str, as_json: bool) -> None:
     import asyncpg
 
-    from reconciler.sql import run, split
+    from reconciler.cli.statements import run, split
 
     results: list[Result] = []
     statements = split(sql)
@@ -139,7 +139,7 @@ def _say_result(result: Result) -> None:
 
 async def _read_and_run(connection: asyncpg.Connection, as_json: bool) -> None:
     """Read statements from standard input until its end, and run each that is complete."""
-    from reconciler.sql import is_complete
+    from reconciler.cli.statements import is_complete
 
     terminal = sys.stdin.isatty()
     waiting = ""

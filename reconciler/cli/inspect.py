@@ -77,7 +77,7 @@ def _say_status(found: Status, findings: list[Finding]) -> None:
     say("Undecided sends")
     if found.undecided:
         say_table(
-            ("state", "reason", "feed", "class", "sends", "<1h", "<1d", ">1d", "oldest"),
+            ("STATE", "REASON", "FEED", "CLASS", "SENDS", "<1H", "<1D", ">1D", "OLDEST"),
             [
                 (
                     g.state,
@@ -99,7 +99,7 @@ def _say_status(found: Status, findings: list[Finding]) -> None:
         say()
         say("Feeds")
         say_table(
-            ("feed", "provider", "last stored", "last refused", "holds"),
+            ("FEED", "PROVIDER", "LAST STORED", "LAST REFUSED", "HOLDS"),
             [
                 (f.feed, f.provider, when(f.stored_at, now), when(f.refused_at, now), ", ".join(f.holds) or None)
                 for f in found.feeds
@@ -109,7 +109,7 @@ def _say_status(found: Status, findings: list[Finding]) -> None:
         say()
         say("Refused deliveries")
         say_table(
-            ("feed", "reason", "last hour", "last day", "newest"),
+            ("FEED", "REASON", "LAST HOUR", "LAST DAY", "NEWEST"),
             [(r.feed, r.reason, r.last_hour, r.last_day, when(r.last_at, now)) for r in found.refused],
         )
     say()
@@ -165,7 +165,7 @@ def _say_story(key: str, story: Story) -> None:
             say(f"missing   {story.next.missing}")
     if story.timeline:
         say()
-        say_table(("time", "what", "story"), [(when(e.at, story.now), e.what, e.text) for e in story.timeline])
+        say_table(("TIME", "WHAT", "STORY"), [(when(e.at, story.now), e.what, e.text) for e in story.timeline])
 
 
 @click.command(cls=Command, epilog="Example: reconciler providers mailgun")
@@ -189,7 +189,7 @@ def providers(name: str | None, as_json: bool) -> None:
     else:
         columns = ("title", "same_key_window", "first_event_is_delivery")
         rows = [(n, *(_fact(f[column]) for column in columns)) for n, f in facts.items()]
-        say_table(("name", "provider", "keeps our key for", "first event is a delivery"), rows)
+        say_table(("NAME", "PROVIDER", "KEEPS OUR KEY FOR", "FIRST EVENT IS A DELIVERY"), rows)
 
 
 def _fact(value: object) -> object:

@@ -121,7 +121,7 @@ def _report(done: list[Done], as_json: bool) -> None:
     if as_json:
         say_json({"counts": counts, "sends": [one._asdict() for one in done]})
     elif done:
-        say_table(("key", "outcome", "reason"), done)
+        say_table(("KEY", "OUTCOME", "REASON"), done)
     else:
         say("no send is held")
     if refused := sum(counts[outcome] for outcome in NOT_DONE):
@@ -160,7 +160,8 @@ def pause(app: App, feed: str | None, reason: str, as_json: bool) -> None:
 def resume(app: App, feed: str | None, reason: str, as_json: bool) -> None:
     """Lift the holds of a feed, or those on all.
 
-    Holds are a pause, an open breaker, and the suspicion of a restored database. Without --feed it lifts what was put on all feeds; a hold of a single feed stays.
+    Holds are a pause, an open breaker, and the suspicion of a restored database. Without --feed it lifts what was put
+    on all feeds; a hold of a single feed stays.
     """
 
     async def work(connection: Connection, name: str) -> bool:
@@ -179,7 +180,7 @@ def _change_hold(app: App, feed: str | None, work: Callable[[Connection, str], A
             if feed:
                 await app.check_feed(connection, feed)
             changed = await work(connection, feed or feeds.ALL_FEEDS)
-            asked = {feed} if feed else {feeds.ALL_FEEDS, *app.settings.feeds}
+            asked = {feed, feeds.ALL_FEEDS} if feed else {feeds.ALL_FEEDS, *app.settings.feeds}
             health = await feeds.feed_health(connection, asked)
         return changed, {name: found.hold for name, found in sorted(health.items()) if found.hold}
 
@@ -189,7 +190,10 @@ def _change_hold(app: App, feed: str | None, work: Callable[[Connection, str], A
         return
     if not changed:
         say(f"nothing was on hold for {f'feed {feed}' if feed else 'all feeds together'}")
-    for name, hold in holds.items():
-        say(f"{'all feeds' if name == feeds.ALL_FEEDS else f'feed {name}'}: {hold}")
-    if not holds:
+    if feeds.ALL_FEEDS in holds:
+        say(f"all feeds: {holds[feeds.ALL_FEEDS]}")
+    elif holds:
+        for name, hold in holds.items():
+            say(f"feed {name}: {hold}")
+    else:
         say(f"{f'feed {feed}' if feed else 'all feeds'}: not on hold")

@@ -28,8 +28,8 @@ MOST_ROWS: Final = 100
 def reconcile(app: App, dry_run: bool, feed: str | None, key: str | None, as_json: bool) -> None:
     """Run one pass now, or say what it would do.
 
-    Evidence settles what it decides, then what is due is judged. The daemon does this by itself; any number of passes may run side by side. --key looks at its send whether it is due
-    or not.
+    Evidence settles what it decides, then what is due is judged. The daemon does this by itself; any number of passes
+    may run side by side. --key looks at its send whether it is due or not.
     """
     report = app.with_database(lambda pool: _pass(app, pool, dry_run, feed, key))
     if as_json:
@@ -71,10 +71,10 @@ def _say(report: Report, dry_run: bool) -> None:
     if not counts:
         say("nothing to decide")
         return
-    say_table(("verdict", "sends"), counts)
+    say_table(("VERDICT", "SENDS"), counts)
     if dry_run:
         say()
         rows = [(key, v.action, v.reason, v.next_check_at, v.risk) for key, v in report.verdicts[:MOST_ROWS]]
-        say_table(("wire key", "action", "reason", "next look", "risk"), rows)
+        say_table(("WIRE KEY", "ACTION", "REASON", "NEXT LOOK", "RISK"), rows)
         if len(report.verdicts) > MOST_ROWS:
             say(f"... and {len(report.verdicts) - MOST_ROWS} more: see --json")

@@ -232,7 +232,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 def key_text(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
     """Refuse keys that no send can have: empty ones, and such as are not UTF-8."""
-    for key in value if isinstance(value, tuple) else filter(None, [value]):
+    for key in value if isinstance(value, tuple) else [value] if value is not None else []:
         try:
             key.encode()
         except UnicodeEncodeError:

@@ -29,8 +29,8 @@ def say_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows below their header, in columns as wide as their widest cell. Numbers are aligned to the right."""
     cells = [[cell(value) for value in row] for row in rows]
     right = [bool(cells) and all(re.fullmatch(r"-?[\d.,]+%?", row[i]) for row in cells) for i in range(len(header))]
-    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-    for row in ([name.upper() for name in header], *cells):
+    widths = [max(map(len, column)) for column in zip(map(printable, header), *cells, strict=True)]
+    for row in (list(map(printable, header)), *cells):
         aligned = [text.rjust(w) if r else text.ljust(w) for text, w, r in zip(row, widths, right, strict=True)]
         click.echo("  ".join(aligned).rstrip())
 

@@ -41,7 +41,7 @@ def trigger(app: App, kind: str, feed: str, keys: tuple[str, ...], url: str | No
     if as_json:
         say_json(answers)
     else:
-        say_table(("key", "status", "answer"), [(a.key, a.status, a.body.strip()) for a in answers])
+        say_table(("KEY", "STATUS", "ANSWER"), [(a.key, a.status, a.body.strip()) for a in answers])
     refused = [a for a in answers if a.status != 200]  # noqa: PLR2004 - exactly 200 is stored
     if refused:
         raise Failed(f"{len(refused)} of {len(answers)} were not taken: the receiver answered {refused[0].status}")

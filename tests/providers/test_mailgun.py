@@ -115,7 +115,7 @@ WEBHOOKS = {
         "unsubscribed", "accepted", "aAbB0000unsubscr000001:2026-11-03", "2026-11-03T10:01:40.100001+00:00"
     ),
 }
-NO_WEBHOOKS = {"api_messages_response", "events_api_page", "logs_api_page", "rejected_events_api_item"}
+NO_WEBHOOKS = {"api_messages_response", "api_events_page", "api_logs_page", "api_events_rejected_item"}
 
 
 def test_every_fixture_is_expected() -> None:
@@ -137,7 +137,7 @@ def test_a_webhook_means_and_proves_what_mailgun_says_of_it(name: str) -> None:
 
 
 def test_a_rejected_message_of_the_events_api_is_rejected_as_a_whole() -> None:
-    event = parse(**json.loads(fixture("mailgun/rejected_events_api_item.json")))
+    event = parse(**json.loads(fixture("mailgun/api_events_rejected_item.json")))
     assert (event.kind, event.testimony, event.recipient) == ("rejected", "rejected", None)
     assert (event.message_id, event.send_key) == (MESSAGE, OUR_KEY)
     assert event.event_id == "aAbB0000rejected000001:2026-11-02"
@@ -145,7 +145,7 @@ def test_a_rejected_message_of_the_events_api_is_rejected_as_a_whole() -> None:
 
 
 def test_variables_that_come_as_json_text_are_read() -> None:
-    (item,) = json.loads(fixture("mailgun/logs_api_page.json"))["items"]
+    (item,) = json.loads(fixture("mailgun/api_logs_page.json"))["items"]
     event = parse(**item)
     assert (event.kind, event.testimony, event.send_key) == ("delivered", "accepted", OUR_KEY)
     assert event.event_id == "aAbB0000delivered00001"  # the Logs API gives the time elsewhere

@@ -54,6 +54,8 @@ FACTS: Final = Facts(
         " subaccount are signed with the parent account's key too"
         " [documentation.mailgun.com user-manual/webhooks/securing-webhooks, anymail/django-anymail#153]"
     ),
+    signs_body=False,
+    signs_time=True,
     redelivery=(
         "over 8 hours (5, 10, 15 min, 1, 2, 4 h) until 200; 406 ends it at once; for delivered the documents contradict"
         " each other [documentation.mailgun.com user-manual/webhooks/webhook-retries, mailgun/documentation#317]"

@@ -42,6 +42,8 @@ FACTS: Final = Facts(
         " basic:user:password for HttpAuth or the URL, header:Name=value for HttpHeaders, query:name=value"
         " [postmarkapp.com/developer/webhooks/webhooks-overview, ActiveCampaign/postmark-skills]"
     ),
+    signs_body=False,
+    signs_time=False,
     redelivery=(
         "until exactly 200; bounces over 10.5 hours (1, 5, 10, 10, 10, 15, 30 min, 1, 2, 6 h), deliveries, opens,"
         " clicks and subscription changes after 1, 5 and 15 min only; 403 ends it at once"

@@ -45,6 +45,8 @@ _FACTS: Final = Facts(
         "Standard Webhooks: HMAC-SHA256 of id, timestamp and raw body; secrets: the whsec_ signing secret, several"
         " while it is rotated; never a whpk_ key, which is public [standard-webhooks spec]"
     ),
+    signs_body=True,
+    signs_time=True,
     redelivery=(
         "at once, then after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h, until any 2xx; the endpoint is disabled after"
         " about 5 days of failure [resend.com/docs/webhooks/retries-and-replays, svix-docs]"

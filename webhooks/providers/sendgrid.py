@@ -61,6 +61,8 @@ _FACTS: Final = Facts(
         " and -Timestamp; secrets: the public keys shown by the settings; off unless switched on, turning it off and on"
         " makes a new key without overlap [sendgrid/docs getting-started-event-webhook-security-features.md]"
     ),
+    signs_body=True,
+    signs_time=True,
     redelivery=(
         "at growing intervals for 24 hours until any 2xx [sendgrid/docs troubleshooting.md]; the same event three times"
         " on average and 46 times at worst was measured [sendgrid/docs#2933]"

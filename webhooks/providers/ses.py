@@ -30,6 +30,8 @@ FACTS: Final = Facts(
         "SNS: RSA signature of the envelope, version 1 (SHA-1) or 2 (SHA-256), by a certificate on the SNS host of the"
         " topic's region, topics on an allow-list; raw delivery has no signature. SQS: IAM [SNS-DG verify, SNS-RAW]"
     ),
+    signs_body=True,
+    signs_time=True,
     redelivery=(
         "SNS to HTTPS: 3 retries 20 s apart, at most 1 h with an own delivery policy, never after a 4xx: give the"
         " subscription a dead-letter queue. SNS to SQS: 23 days [SNS-DG retries, prepare, dlq]"

@@ -1,0 +1,458 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: what it prints, what it exits with, and that no failure shows a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import click
+import pytest
+import structlog
+from click.testing import CliRunner, Result
+from kit import claim, event, make_older, old_claim, row, state
+
+from reconciler.cli import cli
+from reconciler.cli import statements as sql
+from reconciler.cli import text as cli_text
+from reconciler.settings import load_settings
+from webhooks.registry import PROVIDERS
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = [sys.executable, "-c", "from reconciler.cli import main; main()"]
+CONFIG = """
+[feeds.mg]
+provider = "mailgun"
+secrets = ["key-0123456789abcdef"]
+[feeds.resend-main]
+provider = "resend"
+secrets = ["whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="]
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "reconciler.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    before = logging.root.handlers[:], logging.root.level
+    yield
+    logging.root.handlers[:] = before[0]
+    logging.root.setLevel(before[1])
+    structlog.reset_defaults()
+
+
+class Program:
+    """Runs commands on a test's database."""
+
+    def __init__(self, config: Path, dsn: str) -> None:
+        self.env = {"RECONCILER_CONFIG": str(config), "RECONCILER_DATABASE__URL": dsn}
+
+    async def __call__(self, *args: str, stdin: str | None = None) -> Result:
+        done = await asyncio.to_thread(CliRunner().invoke, cli, args, input=stdin, env=self.env)
+        assert "Traceback" not in done.output
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done
+
+    async def json(self, *args: str) -> Any:
+        done = await self(*args, "--json")
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def program(config: Path, dsn: str) -> Program:
+    return Program(config, dsn)
+
+
+def one_line(done: Result) -> str:
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.output
+    return lines[0].removeprefix("reconciler: ")
+
+
+async def test_reconcile_settles_what_evidence_decides(program: Program, db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await event(db, "order:1")
+    done = await program("reconcile")
+    assert (done.exit_code, await state(db, "order:1")) == (0, "sent")
+    assert "sent:accepted" in done.stdout
+
+
+async def test_a_dry_run_says_what_a_pass_would_do_and_changes_nothing(program: Program, db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    before = await row(db, "order:1")
+    done = await program.json("reconcile", "--dry-run")
+    assert done["counts"] == {"held:silent": 1}
+    assert [(v["wire_key"], v["verdict"]["action"]) for v in done["verdicts"]] == [(before["wire_key"], "held")]
+    assert await row(db, "order:1") == before
+    assert await db.fetchval("SELECT count(*) FROM pass") == 0
+
+
+async def test_reconcile_of_one_key_leaves_the_others_alone(program: Program, db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await old_claim(db, "order:2")
+    await program("reconcile", "--key", "order:1")
+    assert [(await row(db, key))["held_reason"] for key in ("order:1", "order:2")] == ["silent", None]
+
+
+async def test_reconcile_of_a_key_that_no_send_has_says_so(program: Program) -> None:
+    done = await program("reconcile", "--key", "order:9")
+    assert (done.exit_code, one_line(done)) == (
+        1,
+        "no send has the key order:9: reconciler why order:9 says whether events do",
+    )
+
+
+async def test_an_unknown_feed_is_answered_with_the_one_that_is_meant(program: Program) -> None:
+    for args in (
+        ("reconcile", "--feed", "resend-mian"),
+        ("status", "--feed", "resend-mian"),
+        ("pause", "--feed", "resend-mian", "--reason", "x"),
+        ("release", "--held", "--feed", "resend-mian", "--reason", "x"),
+        ("trigger", "delivered", "--feed", "resend-mian", "--key", "k"),
+    ):
+        done = await program(*args)
+        assert (done.exit_code, one_line(done)) == (
+            1,
+            'no feed is named "resend-mian": did you mean "resend-main"?',
+        ), args
+
+
+async def test_a_feed_that_only_undecided_sends_name_may_be_named(program: Program, db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1", feed="retired")
+    assert (await program("reconcile", "--feed", "retired")).exit_code == 0
+    done = await program.json("fail", "--held", "--feed", "retired", "--reason", "gone")
+    assert done["counts"] == {"failed": 1}
+
+
+async def test_release_frees_a_send_and_notes_who_and_why(program: Program, db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    done = await program("release", "order:1", "--reason", "not in the log")
+    assert (done.exit_code, (await row(db, "order:1"))["release_basis"]) == (0, "operator")
+    verdict = await db.fetchrow("SELECT who, note, source FROM verdict")
+    assert verdict["who"].endswith(f"@{socket.gethostname()}")
+    assert (verdict["note"], verdict["source"]) == ("not in the log", "operator")
+
+
+async def test_confirm_and_fail_decide(program: Program, db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await old_claim(db, "order:2")
+    assert (await program("confirm", "order:1", "--reason", "seen")).exit_code == 0
+    assert (await program("fail", "order:2", "--reason", "obsolete")).exit_code == 0
+    assert (await state(db, "order:1"), await state(db, "order:2")) == ("sent", "failed")
+
+
+async def test_a_refused_key_makes_the_verb_fail_and_the_others_are_done(program: Program, db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await claim(db, "order:2")  # its sender may still submit
+    done = await program("release", "order:1", "order:2", "order:3", "--reason", "x")
+    assert (done.exit_code, one_line(done)) == (1, "2 of 3 refused")
+    assert [line.split()[:2] for line in done.stdout.splitlines()[1:]] == [
+        ["order:1", "released"],
+        ["order:2", "refused"],
+        ["order:3", "unknown_key"],
+    ]
+
+
+async def test_a_release_of_a_send_that_was_accepted_makes_it_sent(program: Program, db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await event(db, "order:1")
+    done = await program.json("release", "order:1", "--reason", "x")
+    assert done["sends"] == [{"key": "order:1", "outcome": "sent", "reason": "accepted"}]
+    assert await state(db, "order:1") == "sent"
+
+
+async def test_held_means_all_held_sends_of_the_feed(program: Program, db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await old_claim(db, "order:2", feed="resend-main")
+    await claim(db, "order:3")
+    await program("reconcile")
+    done = await program.json("release", "--held", "--feed", "mg", "--reason", "x")
+    assert done["counts"] == {"released": 1}
+    assert [(await state(db, f"order:{n}")) for n in (1, 2, 3)] == ["pending", "claimed", "claimed"]
+
+
+async def test_nothing_held_is_no_failure(program: Program) -> None:
+    done = await program("fail", "--held", "--reason", "x")
+    assert (done.exit_code, done.stdout) == (0, "no send is held\n")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("release", "--reason", "x"),
+        ("release", "k", "--held", "--reason", "x"),
+        ("release", "k", "--feed", "mg", "--reason", "x"),
+        ("release", "k"),
+        ("release", "k", "--reason", " "),
+        ("why", ""),
+        ("why", "\udcff"),
+        ("pause",),
+        ("migrate", "--check", "--namespace", "x"),
+        ("serve", "--only", "nothing"),
+        ("no-such-command",),
+    ],
+)
+async def test_wrong_usage_exits_with_2(program: Program, args: tuple[str, ...]) -> None:
+    done = await program(*args)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage:")
+
+
+async def test_pause_and_resume_say_how_the_feeds_stand(program: Program, db: asyncpg.Pool) -> None:
+    assert (await program("pause", "--feed", "mg", "--reason", "incident")).stdout == "feed mg: paused\n"
+    assert await db.fetchval("SELECT reason FROM feed_state WHERE feed = 'mg' AND paused_at IS NOT NULL") == "incident"
+    await program("pause", "--reason", "all")
+    assert await program.json("resume", "--feed", "mg", "--reason", "over") == {
+        "feed": "mg",
+        "changed": True,
+        "holds": {"*": "paused", "mg": "paused"},
+    }
+    assert (await program("resume", "--reason", "over")).stdout == "all feeds: not on hold\n"
+    assert "nothing was on hold for all feeds together" in (await program("resume", "--reason", "over")).stdout
+
+
+async def test_statements_of_psql_run_one_by_one_so_that_a_procedure_can_commit(
+    program: Program, db: asyncpg.Pool
+) -> None:
+    done = await program.json(
+        "psql",
+        "-c",
+        "CALL send_claim_commit('k;1', 'mg', '{}'); -- a comment;\n SELECT 1 AS a, NULL AS b; CREATE TABLE t()",
+    )
+    assert [(result["status"], result["columns"][:2]) for result in done] == [
+        ("CALL", ["outcome", "wire_key"]),
+        ("SELECT 1", ["a", "b"]),
+        ("CREATE TABLE", []),
+    ]
+    assert done[0]["rows"][0][0] == "claimed"
+    assert await state(db, "k;1") == "claimed"
+
+
+async def test_psql_reads_statements_from_standard_input_where_no_psql_is_installed(
+    program: Program, db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+    done = await program("psql", stdin="SELECT 'a;b'\n AS one;\nSELECT 2 AS two")
+    assert done.exit_code == 0
+    assert done.stdout.split() == ["one", "a;b", "(1", "rows)", "two", "2", "(1", "rows)"]
+
+
+async def test_an_error_of_sql_is_one_line_that_names_the_statement(program: Program) -> None:
+    done = await program("psql", "-c", "SELECT 1 AS a; SELECT * FROM nowhere")
+    assert (done.exit_code, one_line(done)) == (1, 'relation "nowhere" does not exist (statement 2 of 2)')
+    assert done.stdout.splitlines()[0] == "a"
+
+
+async def test_psql_says_that_it_knows_no_meta_commands(program: Program) -> None:
+    done = await program("psql", "-c", r"\d send_log")
+    assert (done.exit_code, one_line(done)[:2]) == (1, r"\d")
+
+
+@pytest.mark.parametrize(
+    ("text", "statements"),
+    [
+        ("SELECT 1; SELECT 2", ["SELECT 1", "SELECT 2"]),
+        ("SELECT ';' || \";\"", ["SELECT ';' || \";\""]),
+        ("SELECT 'it''s;'; ;; ", ["SELECT 'it''s;'"]),
+        (r"SELECT E'\';'; SELECT 2", [r"SELECT E'\';'", "SELECT 2"]),
+        ("DO $x$ BEGIN; END $x$; SELECT 1", ["DO $x$ BEGIN; END $x$", "SELECT 1"]),
+        ("SELECT $$;$$ /* ; /* ; */ ; */; SELECT 2", ["SELECT $$;$$ /* ; /* ; */ ; */", "SELECT 2"]),
+        ("-- only; a comment\n;", []),
+        ("SELECT a$1; SELECT $1", ["SELECT a$1", "SELECT $1"]),
+        ("SELECT 'never ends; ", ["SELECT 'never ends;"]),
+    ],
+)
+def test_statements_end_at_semicolons_outside_of_quotes_and_comments(text: str, statements: list[str]) -> None:
+    assert sql.split(text) == statements
+
+
+def test_a_statement_is_complete_once_its_semicolon_has_come() -> None:
+    assert not sql.is_complete("SELECT ';")
+    assert not sql.is_complete("SELECT 1")
+    assert sql.is_complete("SELECT 1; -- done")
+
+
+async def test_migrate_applies_what_is_missing_once(config: Path, empty_dsn: str) -> None:
+    program = Program(config, empty_dsn)
+    done = await program("migrate", "--check")
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (3, "missing  0001_send_log.sql")
+    done = await program("status")
+    assert (done.exit_code, one_line(done).rpartition(": ")[2]) == (1, "run reconciler migrate")
+    applied = (await program.json("migrate", "--namespace", "shop"))["applied"]
+    assert applied[0] == "0001_send_log.sql"
+    assert (await program("migrate", "--check")).exit_code == 0
+    done = await program("psql", "-c", "SELECT namespace FROM installation", "--json")
+    assert json.loads(done.stdout)[0]["rows"] == [["shop"]]
+
+
+async def test_a_dead_database_is_one_line_without_its_password(config: Path) -> None:
+    with socket.socket() as nobody:  # bound and not listening: connections are refused
+        nobody.bind(("127.0.0.1", 0))
+        program = Program(config, f"postgresql://app:secret-word@127.0.0.1:{nobody.getsockname()[1]}/mail")
+        for args in (["status"], ["why", "k"], ["migrate"], ["psql", "-c", "SELECT 1"], ["reconcile"]):
+            done = await program(*args)
+            assert done.exit_code == 1
+            assert "can't be used" in one_line(done)
+            assert "secret-word" not in done.output
+
+
+async def test_each_problem_of_the_configuration_is_one_line(program: Program, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text('[feeds.mg]\nprovider = "mailgum"\n[rulez]\n')
+    done = await program("config", "--config", str(wrong))
+    assert done.exit_code == 1
+    assert [line.split(": ")[1].split("/")[-1] for line in done.stderr.splitlines()] == ["wrong.toml:2", "wrong.toml:3"]
+
+
+async def test_config_may_be_named_before_or_after_the_command(program: Program, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text("[receiver]\nport = 1234\n")
+    for args in (["--config", str(other), "config", "--json"], ["config", "--config", str(other), "--json"]):
+        assert json.loads((await program(*args)).stdout)["receiver"]["port"] == 1234
+
+
+async def test_config_prints_a_file_that_means_the_same_with_secrets_masked(program: Program, tmp_path: Path) -> None:
+    done = await program("config")
+    assert "key-0123456789abcdef" not in done.output
+    again = tmp_path / "again.toml"
+    again.write_text(done.stdout.replace('url = "', '# url = "'))
+    settings = load_settings(again, {"HOME": "/nowhere"}, PROVIDERS)
+    assert settings.feeds["mg"].secrets == ("***",)
+    assert settings.rules.grace == timedelta(minutes=15)
+
+
+async def test_config_warns_of_a_feed_that_refuses_everything(program: Program, tmp_path: Path) -> None:
+    bare = tmp_path / "bare.toml"
+    bare.write_text('[feeds.mg]\nprovider = "mailgun"\n')
+    done = await program("config", "--config", str(bare))
+    assert (done.exit_code, one_line(done)) == (
+        0,
+        "feeds.mg: has no secrets, so every delivery is refused: set feeds.mg.secrets",
+    )
+
+
+async def test_providers_are_listed_and_told_of(program: Program) -> None:
+    assert set(await program.json("providers")) == set(PROVIDERS)
+    told = (await program("providers", "resend")).stdout
+    assert "same key window:          24h" in told
+    done = await program("providers", "mailgum")
+    assert (done.exit_code, one_line(done)) == (1, 'no provider is named "mailgum": did you mean "mailgun"?')
+
+
+@pytest.mark.parametrize("name", list(cli.commands))
+def test_every_command_says_what_it_does_in_one_line_and_takes_config(name: str) -> None:
+    command = cli.commands[name]
+    assert 10 < len(command.get_short_help_str(65)) < 65
+    assert "..." not in command.get_short_help_str(65)
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert "--config" in options
+    assert name == "serve" or "--json" in options
+    shown = CliRunner().invoke(cli, [name, "--help"])
+    assert shown.exit_code == 0
+    assert "Example" in shown.stdout
+
+
+def test_help_does_not_wait_for_libraries_that_it_does_not_need() -> None:
+    check = "import sys, reconciler.cli; print({'pydantic', 'asyncpg', 'aiohttp', 'structlog'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_what_a_provider_wrote_can_not_steer_the_terminal() -> None:
+    assert cli_text.printable("a\x1b[2Jb\nc\u202e") == "a\\x1b[2Jb\\nc\\u202e"
+
+
+def test_a_port_that_is_in_use_is_one_line_without_a_traceback(config: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        env = os.environ | {
+            "RECONCILER_CONFIG": str(config),
+            "RECONCILER_RECEIVER__PORT": str(port),
+            "RECONCILER_DATABASE__DATA_DIR": str(tmp_path / "pg"),
+        }
+        done = subprocess.run([*PROGRAM, "serve"], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("reconciler: ")]
+    assert (done.returncode, len(lines)) == (1, 1)
+    assert f"port {port}" in lines[0]
+    assert "in use" in lines[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_ends_a_command_with_one_line_and_130(config: Path, dsn: str) -> None:
+    env = os.environ | {"RECONCILER_CONFIG": str(config), "RECONCILER_DATABASE__URL": dsn}
+    command = [*PROGRAM, "psql", "-c", "DO $$ BEGIN RAISE NOTICE 'begun'; PERFORM pg_sleep(60); END $$"]
+    with subprocess.Popen(
+        command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr is not None
+        assert running.stderr.readline() == "NOTICE: begun\n"
+        running.send_signal(signal.SIGINT)
+        rest = running.stderr.read()
+        assert (running.wait(20), rest) == (130, "reconciler: interrupted\n")
+
+
+async def test_a_person_on_a_terminal_is_asked_before_all_held_sends_are_moved(
+    program: Program, db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await old_claim(db, "order:1")
+    await program("reconcile")
+    asked = []
+
+    def no(text: str, **_: object) -> None:
+        asked.append(text)
+        raise click.Abort
+
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("reconciler.cli.operate.click.confirm", no)
+    monkeypatch.setattr("reconciler.cli.operate.sys", type("Sys", (), {"stdin": Terminal()}))
+    done = await program("release", "--held", "--reason", "x")
+    assert (done.exit_code, asked) == (1, ["release 1 held send?"])
+    assert await state(db, "order:1") == "claimed"
+    assert (await program("release", "--held", "--reason", "x", "--yes")).exit_code == 0
+    assert await state(db, "order:1") == "pending"
+
+
+async def test_status_exits_with_3_only_when_it_is_asked_to_check(program: Program, db: asyncpg.Pool) -> None:
+    assert (await program("status", "--check")).stdout == "nothing needs a person\n"
+    await old_claim(db, "order:1")
+    await program("reconcile")
+    await make_older(db, "order:1", timedelta(hours=2))
+    done = await program("status", "--check")
+    assert done.exit_code == 3
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["held mg"]
+    shown = await program("status")
+    assert (shown.exit_code, "! held mg" in shown.stdout) == (0, True)
+    assert (await program.json("status"))["ok"] is False
+
+
+async def test_why_of_an_unknown_key_exits_with_1_and_says_whether_events_do(
+    program: Program, db: asyncpg.Pool
+) -> None:
+    done = await program("why", "order:1")
+    assert (done.exit_code, one_line(done)) == (1, "order:1: no send and no event has this key")
+    await event(db, "order:1")
+    done = await program("why", "order:1")
+    assert (done.exit_code, "events do (1)" in one_line(done)) == (1, True)
+    assert "delivered from mg" in done.stdout

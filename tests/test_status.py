@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`status` counts what is undecided and names what needs a person, and nothing that does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+import pytest
+from kit import claim, confirm, event, make_older, old_claim, reconcile, stored_delivery
+
+from reconciler import feeds
+from reconciler.findings import Finding, judge, roughly
+from reconciler.settings import Settings
+from reconciler.status import Status, read_status
+
+SETTINGS = Settings.model_validate(
+    {
+        "feeds": {"mg": {"provider": "mailgun", "secrets": ["key-0123456789abcdef"]}},
+        "classes": {"lossy": {"on_unknown": "release", "give_up_after": "6h"}},
+    }
+)
+
+
+def host_clock() -> datetime:
+    return datetime.now(UTC)
+
+
+async def status(
+    db: asyncpg.Pool,
+    settings: Settings = SETTINGS,
+    *,
+    clock: Callable[[], datetime] = host_clock,
+    feed: str | None = None,
+) -> Status:
+    async with db.acquire() as connection:
+        return await read_status(connection, settings, clock, feed)
+
+
+async def findings(db: asyncpg.Pool, settings: Settings = SETTINGS, **named: Callable[[], datetime]) -> list[Finding]:
+    return list(judge(await status(db, settings, **named), settings))
+
+
+async def codes(db: asyncpg.Pool, settings: Settings = SETTINGS, **named: Callable[[], datetime]) -> list[str]:
+    return [finding.code for finding in await findings(db, settings, **named)]
+
+
+@pytest.fixture
+async def _passes(db: asyncpg.Pool) -> None:
+    await db.execute("INSERT INTO pass (who, ended_at) VALUES ('test', now())")
+
+
+passes_run = pytest.mark.usefixtures("_passes")
+
+
+async def test_an_empty_installation_needs_nobody(db: asyncpg.Pool) -> None:
+    found = await status(db)
+    assert (found.undecided, found.refused, found.missing_months, found.last_pass, found.pooler) == (
+        [],
+        [],
+        [],
+        None,
+        False,
+    )
+    assert abs(found.clock_skew) < timedelta(seconds=5)
+    assert await findings(db) == []
+
+
+async def test_undecided_sends_are_grouped_by_state_reason_and_age(db: asyncpg.Pool) -> None:
+    await old_claim(db, "held-1")
+    await old_claim(db, "held-2")
+    await reconcile(db)
+    await make_older(db, "held-2", timedelta(hours=3))
+    await claim(db, "fresh")
+    await old_claim(db, "silence", timedelta(minutes=5))
+    released = (await claim(db, "released"))["fence"]
+    await db.fetch("SELECT * FROM send_fail('released', $1, 'refused', true)", released)
+    await confirm(db, "sent", (await claim(db, "sent"))["fence"])
+    groups = {(g.state, g.reason): (g.n, g.under_hour, g.under_day, g.over_day) for g in (await status(db)).undecided}
+    assert groups == {
+        ("held", "silent"): (2, 1, 1, 0),
+        ("claimed", "submitting"): (1, 1, 0, 0),
+        ("claimed", "silence"): (1, 1, 0, 0),
+        ("released", "not_sent"): (1, 1, 0, 0),
+    }
+
+
+@passes_run
+async def test_a_send_that_is_held_for_long_needs_a_person(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await reconcile(db)
+    await make_older(db, "order:1", timedelta(minutes=50))
+    assert await codes(db) == []
+    await make_older(db, "order:1", timedelta(minutes=20))
+    (found,) = await findings(db)
+    assert (found.code, found.feed, found.needs_person) == ("held", "mg", True)
+    assert found.line() == (
+        "held mg: 1 send of class default held (silent), the oldest for 70m: "
+        "see reconciler why KEY, then decide with reconciler release, confirm or fail"
+    )
+
+
+@passes_run
+async def test_a_class_that_decides_by_itself_needs_a_person_only_after_it_should_have(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1", message_class="lossy")
+    await reconcile(db)
+    await make_older(db, "order:1", timedelta(hours=3))  # age 5 h of 6
+    assert await codes(db) == []
+    await make_older(db, "order:1", timedelta(hours=3))
+    assert await codes(db) == ["held"]
+
+
+@passes_run
+async def test_a_released_send_that_nobody_claims_needs_a_person(db: asyncpg.Pool) -> None:
+    fence = (await claim(db, "order:1"))["fence"]
+    await db.fetch("SELECT * FROM send_fail('order:1', $1, 'refused', true)", fence)
+    await make_older(db, "order:1", timedelta(minutes=14))
+    assert await codes(db) == []
+    await make_older(db, "order:1", timedelta(minutes=2))
+    assert await codes(db) == ["unclaimed"]
+
+
+async def test_sends_that_wait_while_no_pass_runs_need_a_person(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1", timedelta(minutes=2))
+    assert await codes(db) == []
+    await make_older(db, "order:1", timedelta(minutes=4))
+    assert [f.text for f in await findings(db)] == ["there never was a pass, and sends wait for one"]
+    await reconcile(db)
+    assert await codes(db) == []
+    await db.execute("UPDATE pass SET started_at = now() - interval '6 minutes'")
+    assert [f.text for f in await findings(db)] == ["the last pass began 6m ago, and sends wait for one"]
+    await confirm(db, "order:1", 1)
+    assert await codes(db) == []
+
+
+async def test_the_last_pass_is_told_with_its_counts(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await reconcile(db)
+    last = (await status(db)).last_pass
+    assert last is not None
+    assert (last.who, last.counts["held:silent"]) == ("test", 1)
+    assert last.ended_at is not None
+
+
+async def test_refused_deliveries_are_counted_by_feed_and_reason(db: asyncpg.Pool) -> None:
+    for minutes, n in ((5, 2), (90, 3), (26 * 60, 100)):
+        await db.execute(
+            "INSERT INTO feed_delivery SELECT 'mg', date_trunc('minute', at), 'refused:signature', $2, at"
+            " FROM (SELECT now() - $1 * interval '1 minute' AS at) AS t",
+            minutes,
+            n,
+        )
+    await stored_delivery(db)
+    found = await status(db)
+    assert [(r.feed, r.reason, r.last_hour, r.last_day) for r in found.refused] == [("mg", "signature", 2, 5)]
+    assert found.feeds[0].stored_at is not None
+    assert await codes(db) == []  # the newest one was stored
+
+
+async def test_a_feed_whose_newest_delivery_was_refused_needs_a_person(db: asyncpg.Pool) -> None:
+    await stored_delivery(db)
+    await stored_delivery(db, outcome="refused:signature")
+    assert [(f.code, f.feed) for f in await findings(db)] == [("refused", "mg")]
+
+
+async def test_answered_sends_without_any_delivery_need_a_person(db: asyncpg.Pool) -> None:
+    await confirm(db, "order:1", (await claim(db, "order:1"))["fence"])
+    assert await codes(db) == []
+    await make_older(db, "order:1", timedelta(hours=2))
+    assert await codes(db) == ["no_delivery"]
+    await stored_delivery(db)
+    assert await codes(db) == []
+
+
+async def test_a_pause_is_noted_and_needs_nobody_but_a_breaker_does(db: asyncpg.Pool) -> None:
+    async with db.acquire() as connection:
+        await feeds.pause(connection, "mg", "incident 17", "ann@desk")
+        await feeds.pause(connection, feeds.ALL_FEEDS, "all of it", "ann@desk")
+    found = await findings(db)
+    assert [(f.code, f.feed, f.needs_person) for f in found] == [("paused", None, False), ("paused", "mg", False)]
+    assert "incident 17" in found[1].text
+    await db.execute("UPDATE feed_state SET paused_at = NULL, breaker_at = now() WHERE feed = 'mg'")
+    assert [(f.code, f.needs_person) for f in await findings(db)] == [("paused", False), ("breaker", True)]
+
+
+async def test_a_missing_partition_needs_a_person(db: asyncpg.Pool) -> None:
+    await db.execute("""
+        DO $$ BEGIN EXECUTE format('DROP TABLE %I', 'provider_event_' || to_char(
+            date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC') + interval '1 month', 'YYYYMM')); END $$
+    """)
+    (found,) = await findings(db)
+    assert found.code == "partition"
+    await db.fetch("SELECT provider_event_make_partitions()")  # what the finding advises
+    assert await codes(db) == []
+
+
+@passes_run
+async def test_many_events_whose_key_no_send_has_suggest_a_foreign_installation(db: asyncpg.Pool) -> None:
+    for n in range(19):
+        await event(db, f"theirs-{n}", message_id=f"m-{n}")
+    assert "foreign" not in await codes(db)
+    await event(db, "theirs-19", message_id="m-19")
+    found = await findings(db)
+    assert [(f.code, f.feed, f.text) for f in found] == [
+        ("foreign", "mg", "20 of 20 events of the last day have a key that no send has")
+    ]
+    for n in range(20):  # as many of our own, and the share is half
+        await claim(db, f"ours-{n}")
+        await event(db, f"ours-{n}", message_id=f"o-{n}")
+    assert await codes(db) == []
+
+
+async def test_events_without_a_key_and_old_ones_are_no_sign_of_a_foreign_installation(db: asyncpg.Pool) -> None:
+    for n in range(30):
+        await event(db, None, message_id=f"m-{n}")
+        await event(db, f"old-{n}", message_id=f"o-{n}")
+    await db.execute(
+        "UPDATE provider_event SET received_at = received_at - interval '25 hours' WHERE wire_key LIKE 'old%'"
+    )
+    assert (await status(db)).foreign == {}
+
+
+async def test_a_feed_that_is_not_configured_but_used_needs_a_person(db: asyncpg.Pool) -> None:
+    await claim(db, "order:1", feed="mailgun")
+    assert [(f.code, f.feed) for f in await findings(db)] == [("unknown_feed", "mailgun")]
+
+
+async def test_clocks_that_differ_by_more_than_30_seconds_are_told_of(db: asyncpg.Pool) -> None:
+    assert await codes(db, clock=lambda: datetime.now(UTC) + timedelta(seconds=20)) == []
+    (behind,) = await findings(db, clock=lambda: datetime.now(UTC) + timedelta(seconds=40))
+    assert (behind.code, "behind this host's" in behind.text) == ("clock", True)
+    (ahead,) = await findings(db, clock=lambda: datetime.now(UTC) - timedelta(minutes=5))
+    assert (ahead.code, "ahead of this host's" in ahead.text) == ("clock", True)
+
+
+async def test_warnings_of_the_settings_are_findings(db: asyncpg.Pool) -> None:
+    bare = Settings.model_validate({"feeds": {"mg": {"provider": "mailgun"}}})
+    assert [f.line() for f in await findings(db, bare)] == [f"settings: {warning}" for warning in bare.warnings()]
+
+
+async def test_a_pooler_without_a_direct_url_needs_a_person(db: asyncpg.Pool) -> None:
+    found = await status(db)
+    pooled = type(found)(**{name: getattr(found, name) for name in found.__slots__} | {"pooler": True})
+    (finding,) = judge(pooled, SETTINGS)
+    assert (finding.code, finding.needs_person) == ("pooler", True)
+    direct = SETTINGS.model_copy(
+        update={"database": SETTINGS.database.model_copy(update={"direct_url": "postgresql://server/mail"})}
+    )
+    assert [f.needs_person for f in judge(pooled, direct)] == [False]
+
+
+async def test_one_feed_is_looked_at_alone(db: asyncpg.Pool) -> None:
+    await claim(db, "order:1")
+    await claim(db, "order:2", feed="other")
+    found = await status(db, feed="mg")
+    assert ([g.feed for g in found.undecided], [f.feed for f in found.feeds]) == (["mg"], ["mg"])
+
+
+async def test_undecided_sends_are_read_by_the_index_of_due_rows(db: asyncpg.Pool) -> None:
+    from reconciler.status import UNDECIDED  # noqa: PLC0415
+
+    async with db.acquire() as connection, connection.transaction():
+        await connection.execute("SET LOCAL enable_seqscan = off")
+        plan = await connection.fetchval(
+            f"EXPLAIN (FORMAT JSON) {UNDECIDED}".replace("$1", "now()").replace("$2", "NULL")
+        )
+    assert "send_log_due" in json.dumps(plan)
+
+
+@pytest.mark.parametrize(
+    ("age", "text"),
+    [
+        (timedelta(seconds=-5), "0s"),
+        (timedelta(seconds=90), "90s"),
+        (timedelta(seconds=150), "2m"),
+        (timedelta(hours=30, minutes=5), "30h"),
+        (timedelta(days=3, hours=5), "3d"),
+    ],
+)
+def test_ages_are_told_in_one_unit(age: timedelta, text: str) -> None:
+    assert roughly(age) == text

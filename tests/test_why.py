@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`why` tells what happened to a send in its order, and foresees exactly what a pass will do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import asyncpg
+import kit
+from kit import (
+    claim,
+    confirm,
+    event,
+    fail,
+    heard_neighbours,
+    make_due,
+    make_older,
+    old_claim,
+    reconcile,
+    row,
+    stored_delivery,
+)
+
+from reconciler.policy import Rules
+from reconciler.reconcile import Policies
+from reconciler.why import Story, tell, witnesses_in_words
+
+
+async def why(db: asyncpg.Pool, key: str, rules: Rules = kit.RULES, **named: bool) -> Story:
+    return await tell(db, kit.policies(rules), key, **named)
+
+
+def told(story: Story) -> list[str]:
+    return [f"{entry.what}: {entry.text}" for entry in story.timeline]
+
+
+async def test_a_claim_that_may_still_be_submitted_waits_for_its_sender(db: asyncpg.Pool) -> None:
+    await claim(db, "order:1", claimed_by="worker-7", campaign="may")
+    story = await why(db, "order:1")
+    submit_by = f"{(await row(db, 'order:1'))['submit_by']:%Y-%m-%dT%H:%M:%SZ}"
+    assert told(story) == [
+        "recorded: recorded for feed mg, class default, campaign may",
+        f"claim: attempt 1 claimed by worker-7, to be submitted until {submit_by}",
+    ]
+    assert story.next is not None
+    assert (story.next.action, story.next.reason) == ("waiting", "submitting")
+    assert submit_by in story.next.text
+
+
+async def test_a_send_is_found_by_its_send_key_and_its_wire_key_and_under_a_namespace(db: asyncpg.Pool) -> None:
+    await db.execute("UPDATE installation SET namespace = 'shop'")
+    await claim(db, "plain-key")
+    story = await why(db, "plain-key")
+    assert story.wire_key != "plain-key"
+    assert (await why(db, story.wire_key)).row["send_key"] == "plain-key"
+
+
+async def test_the_timeline_holds_each_attempt_event_and_verdict_in_order(db: asyncpg.Pool) -> None:
+    fence = await old_claim(db, "order:1")
+    await fail(db, "order:1", fence, "connection refused", not_sent=True)
+    second = (await claim(db, "order:1"))["fence"]
+    await confirm(db, "order:1", second, "m-2")
+    await event(db, "order:1", kind="delivered", message_id="m-2", reason="250 ok")
+    story = await why(db, "order:1")
+    assert [(entry.what, entry.text.split(",")[0].split(" (")[0]) for entry in story.timeline] == [
+        ("claim", "attempt 1 claimed"),
+        ("recorded", "recorded for feed mg"),  # the tests made the claim older, not the row
+        ("verdict", "released: not_sent"),
+        ("claim", "attempt 2 claimed"),
+        ("answer", f"the sender told the provider's answer to claim {second}: accepted [message m-2]"),
+        ("verdict", "sent: answered"),
+        ("event", "delivered from mg by http"),
+    ]
+    assert story.standing == "sent after 2 attempts: answered"
+    assert story.next is not None
+    assert (story.next.action, story.next.at) == ("none", None)
+
+
+async def test_a_held_send_says_what_it_waits_for_and_until_when(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await heard_neighbours(db, heard=4)
+    await reconcile(db)
+    story = await why(db, "order:1")
+    assert "held (silent) since" in story.standing
+    assert story.next is not None
+    assert (story.next.action, story.next.reason) == ("held", "silent")
+    assert story.next.at == (await row(db, "order:1"))["next_check_at"]
+    assert story.next.missing is not None
+    assert "3 controls before and 3 after the claim, 4 of 6 heard of" in story.next.missing
+    given_up_at = (await row(db, "order:1"))["submit_by"] + kit.RULES.give_up_after
+    assert f"given up at {given_up_at:%Y-%m-%dT%H:%M:%SZ} (give_up_after 24h): it stays held" in story.next.missing
+
+
+async def test_a_held_send_with_too_few_neighbours_says_how_many_there_are(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await stored_delivery(db)
+    story = await why(db, "order:1")
+    assert story.next is not None
+    assert story.next.reason == "few_controls"
+    assert "now: 0 controls before and 0 after the claim" in str(story.next.missing)
+
+
+async def test_after_give_up_only_a_person_or_evidence_decides(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1", timedelta(days=2))
+    story = await why(db, "order:1")
+    assert "given up on: only evidence or you can decide it now" in str(story.next and story.next.missing)
+
+
+async def test_verdicts_show_what_their_witnesses_answered(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await heard_neighbours(db)
+    foreseen = (await why(db, "order:1")).next
+    assert foreseen is not None
+    assert (foreseen.action, foreseen.reason) == ("released", "absent")
+    await make_due(db, "order:1")
+    await reconcile(db)
+    story = await why(db, "order:1")
+    (verdict,) = [text for text in told(story) if text.startswith("verdict")]
+    assert "released: absent (by inferred, test)" in verdict
+    assert "the feed's answer: absent, 3 controls before and 3 after the claim, all heard of" in verdict
+    assert story.standing.startswith("free to be sent again (absent) since")
+
+
+async def test_what_why_foresees_is_what_the_next_pass_does(db: asyncpg.Pool) -> None:
+    rules = replace(kit.RULES, on_unknown="fail")
+    await old_claim(db, "accepted")
+    await event(db, "accepted")
+    await old_claim(db, "rejected")
+    await event(db, "rejected", "rejected", message_id="m-2", kind="failed", reason="no such user")
+    await old_claim(db, "unclear")
+    await event(db, "unclear", "none", message_id="m-3", kind="unknown")
+    await old_claim(db, "given-up", timedelta(days=2))
+    foreseen = {key: (await why(db, key, rules)).next for key in ("accepted", "rejected", "unclear", "given-up")}
+    await reconcile(db, rules)
+    for key, expected in foreseen.items():
+        assert expected is not None
+        verdict = await db.fetchrow("SELECT action, reason FROM verdict WHERE wire_key = $1 ORDER BY id DESC", key)
+        assert (verdict["action"], verdict["reason"]) == (expected.action, expected.reason), key
+
+
+async def test_looking_changes_nothing(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await event(db, "order:1")
+    before = await row(db, "order:1")
+    await why(db, "order:1")
+    assert await row(db, "order:1") == before
+    assert await db.fetchval("SELECT count(*) FROM verdict") == 0
+
+
+async def test_a_failed_send_says_until_when_late_evidence_still_counts(db: asyncpg.Pool) -> None:
+    fence = await old_claim(db, "order:1")
+    await fail(db, "order:1", fence, "422 bad address", not_sent=False)
+    story = await why(db, "order:1")
+    until = (await row(db, "order:1"))["failed_at"] + timedelta(days=7)
+    assert story.next is not None
+    assert f"{until:%Y-%m-%dT%H:%M:%SZ}" in story.next.text
+    assert "verdict: failed: 422 bad address (by the sender)" in told(story)
+
+
+async def test_an_operators_note_is_told_with_its_author(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await db.fetch("SELECT * FROM operator_decide('order:1', 'failed', 'not in the log', 'ann@desk')")
+    assert "verdict: failed: operator (by the operator ann@desk); note: not in the log" in told(
+        await why(db, "order:1")
+    )
+
+
+async def test_recipients_are_shown_only_on_demand(db: asyncpg.Pool) -> None:
+    address = "ann@example.com"
+    await claim(db, "order:1", recipient=address, payload={"to": address})
+    await event(db, "order:1", event_id="e-1", recipient=address, reason=f"550 <{address}> unknown")
+    assert address not in repr(await why(db, "order:1"))
+    shown = await why(db, "order:1", show_recipient=True)
+    assert address in str(told(shown))
+    assert shown.row["recipient"] == address
+
+
+async def test_an_event_without_a_key_is_told_where_its_message_id_fits(db: asyncpg.Pool) -> None:
+    fence = (await claim(db, "order:1"))["fence"]
+    await confirm(db, "order:1", fence, "m-1")
+    await event(db, None, message_id="m-1", kind="bounced")
+    (bounced,) = [text for text in told(await why(db, "order:1")) if text.startswith("event")]
+    assert "bounced from mg by http" in bounced
+    assert "carries no key, found by message id" in bounced
+
+
+async def test_an_event_whose_send_is_unknown_is_told(db: asyncpg.Pool) -> None:
+    await event(db, "order:1")
+    story = await why(db, "order:1")
+    assert (story.state, story.next) == (None, None)
+    assert [entry.what for entry in story.timeline] == ["event"]
+    assert "events do (1)" in story.standing
+
+
+async def test_a_send_that_waits_for_its_first_claim_says_so(db: asyncpg.Pool) -> None:
+    await db.fetch("""SELECT * FROM send_enqueue('order:1', 'mg', '{"not_before": "2099-01-01T00:00:00Z"}')""")
+    story = await why(db, "order:1")
+    assert story.standing == "pending, not claimed yet; 0 attempts"
+    assert story.next is not None
+    assert story.next.text == "waits for the application to claim it, not before 2099-01-01T00:00:00Z"
+
+
+async def test_a_paused_feed_is_named_as_what_a_send_waits_for(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await db.execute("UPDATE feed_state SET paused_at = now() WHERE feed = '*'")
+    story = await why(db, "order:1")
+    assert story.next is not None
+    assert (story.next.reason, "reconciler resume" in str(story.next.missing)) == ("paused", True)
+
+
+async def test_a_same_key_retry_is_foreseen_as_safe(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1", fingerprint="f")
+    policies = Policies(lambda _feed, _class: kit.RULES, lambda _feed: timedelta(hours=24), timedelta(days=7))
+    story = await tell(db, policies, "order:1")
+    assert story.next is not None
+    assert (story.next.action, story.next.reason) == ("released", "same_key_retry")
+    await make_older(db, "order:1", timedelta(days=1))  # the provider forgets the key
+    later = await tell(db, policies, "order:1")
+    assert later.next is not None
+    assert later.next.action == "held"
+
+
+def test_witnesses_that_were_not_asked_are_not_told_of() -> None:
+    assert witnesses_in_words({}) == ""
+    assert (
+        witnesses_in_words({"feed": {"answer": "silent", "reason": "refused"}}) == "the feed's answer: silent (refused)"
+    )
