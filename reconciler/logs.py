@@ -59,6 +59,7 @@ def configure(log_format: str, level: str, stream: TextIO, secrets: Iterable[str
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
+    logging.getLogger("pydantic_settings").setLevel(logging.WARNING)  # below, it tells every raw value, secrets too
     logging.getLogger("apscheduler").setLevel(max(root.level, logging.WARNING))  # it tells of every single run
     # Its traceback at each try of a database that is away: whoever uses the pool says so in one line.
     logging.getLogger("asyncpg.pool").setLevel(max(root.level, logging.ERROR))

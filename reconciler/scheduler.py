@@ -70,7 +70,9 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - whatever it was, the next tick tries again
             self._report(error)
             return False
-        self._last_reason = ""
+        if self._last_reason:
+            _log.info("work_recovered", work=self.name)
+            self._last_reason = ""
         return True
 
     async def _rest(self, until: float) -> None:

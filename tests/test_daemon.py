@@ -102,6 +102,8 @@ async def test_shutdown_waits_for_the_work_under_way_and_does_not_cancel_it() ->
     worker.wish()
     await within(work.begun.get())
     finishing = asyncio.create_task(finish([worker], [task], LIMIT))
+    for _ in range(10):
+        await asyncio.sleep(0)  # it has begun to wait
     worker.wish()  # after the stop: not begun any more
     work.go.release()
     await within(finishing)
@@ -142,6 +144,7 @@ async def test_work_that_fails_is_told_in_one_line_counted_and_done_again() -> N
     told = [(line["log_level"], line["reason"]) for line in logs if line["event"] == "test_failed"]
     assert told == [("warning", "OSError: no route to host"), ("error", "ValueError: odd")]
     assert {line["log_level"] for line in logs if "exc_info" in line} == {"debug"}
+    assert [line["work"] for line in logs if line["event"] == "work_recovered"] == ["failing"]
 
 
 async def test_what_the_database_details_of_a_row_is_not_logged(db: asyncpg.Pool) -> None:
@@ -166,15 +169,30 @@ async def test_a_blocked_loop_delays_a_tick_and_does_not_drop_it() -> None:
     assert REGISTRY.get_sample_value("reconciler_ticks_missed_total", {"work": "blocked", "cause": "missed"}) is None
 
 
+class Counted(Worker):
+    """Counts its wishes."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__("ticked", work, "test_failed")
+        self.wishes = 0
+        self.third = asyncio.Event()
+
+    def wish(self, *_: object) -> None:
+        self.wishes += 1
+        if self.wishes == 3:
+            self.third.set()
+        super().wish()
+
+
 async def test_ticks_that_come_during_the_work_become_one_more_run() -> None:
     work = Work()
-    worker = Worker("ticked", work, "test_failed")
+    worker = Counted(work)
     clock = Clock()
     clock.every(0.02, worker)
     clock.start()
     async with running(worker):
         await within(work.begun.get())
-        await asyncio.sleep(0.1)  # several ticks pass
+        await within(worker.third.wait())
         clock.stop()
         work.go.release()
         await within(work.begun.get())

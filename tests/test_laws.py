@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 import pytest
 from kit import (
     FEED,
+    RULES,
     WAITING_FOR_LOCK,
     call,
     claim,
@@ -20,6 +22,7 @@ from kit import (
     heard_neighbours,
     make_older,
     old_claim,
+    reasons,
     reconcile,
     row,
     state,
@@ -28,8 +31,9 @@ from kit import (
 from reconciler import guard, ledger
 from reconciler.feeds import pause
 from reconciler.ledger import Decided
-from reconciler.policy import Action, Verdict
-from webhooks.event import Kind, Testimony
+from reconciler.policy import Action, Answer, FeedView, Heard, Row, Verdict, Witness, decide
+from webhooks.event import Event, Kind, Testimony
+from webhooks.inbox import Inbox
 from webhooks.provider import Delivery
 from webhooks.registry import PROVIDERS
 
@@ -105,7 +109,7 @@ async def test_acceptance_and_rejection_that_one_pass_finds_together_are_sent(db
     for testimony in ("rejected", "accepted"):
         await event(db, KEY, testimony, event_id=testimony)
     await reconcile(db)
-    assert await state(db, KEY) == "sent"
+    assert await reasons(db, KEY) == ["sent:accepted"]
 
 
 async def test_an_operator_can_not_fail_what_was_accepted(db: asyncpg.Pool) -> None:
@@ -346,6 +350,30 @@ async def test_a_control_is_heard_of_through_its_own_feed_only(db: asyncpg.Pool)
     assert await held_reason(db) == "silent"
 
 
+# Silence
+
+
+SILENT = FeedView(witness=Witness(Answer.SILENT, "few_controls"), key_window=timedelta(days=1))
+AT = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+
+
+def claimed(age: timedelta) -> Row:
+    return Row("claimed", 1, 1, AT - age, AT - age - timedelta(minutes=1), None, has_fingerprint=True)
+
+
+def test_not_even_a_class_that_asks_for_release_gets_one_out_of_silence_before_give_up_after() -> None:
+    rules = replace(RULES, on_unknown="release", same_key_retry=False)
+    assert decide(claimed(23 * HOUR), Heard(), SILENT, None, rules, AT).reason == "few_controls"
+    assert decide(claimed(24 * HOUR), Heard(), SILENT, None, rules, AT).reason == "gave_up"
+
+
+@pytest.mark.parametrize("heard", [Heard(other=True), Heard(rejected=True)])
+def test_a_same_key_retry_needs_silence(heard: Heard) -> None:
+    row = replace(claimed(timedelta(minutes=5)), attempt=2, reached=2)
+    assert decide(row, Heard(), SILENT, None, RULES, AT).reason == "same_key_retry"
+    assert decide(row, heard, SILENT, None, RULES, AT).reason == "grace"
+
+
 # The sender's guard
 
 
@@ -380,6 +408,55 @@ async def test_confirm_and_fail_are_refused_inside_a_transaction(db: asyncpg.Poo
             await guard.confirm(connection, claimed, "m-1")
         with pytest.raises(guard.GuardError, match="inside a transaction"):
             await guard.fail(connection, claimed, "time-out", not_sent=None)
+
+
+# Batches
+
+
+async def test_a_batch_goes_into_its_statement_sorted_by_key(db: asyncpg.Pool) -> None:
+    box = Inbox(db)
+    await box.open()
+    events = [
+        Event(kind=Kind.DELIVERED, testimony=Testimony.ACCEPTED, message_id="m", event_id="e", send_key=f"order-{n}")
+        for n in (3, 1, 4, 0, 2)
+    ]
+    assert await box.store(FEED, events) == (5, 0)
+    await box.close()
+    written = await db.fetch("SELECT wire_key FROM provider_event ORDER BY ctid")
+    assert [key for (key,) in written] == [f"order-{n}" for n in range(5)]
+
+
+# Deadlocks
+
+
+async def let_the_first_write_end_as_a_deadlock(db: asyncpg.Pool, table: str) -> None:
+    """A sequence is not rolled back: the first statement fails as one that a deadlock ended, later ones don't."""
+    await db.execute(f"""
+        CREATE SEQUENCE writes;
+        CREATE FUNCTION end_the_first() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF nextval('writes') = 1 THEN RAISE EXCEPTION 'deadlock detected' USING ERRCODE = 'deadlock_detected'; END IF;
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER end_the_first BEFORE INSERT OR UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION end_the_first();
+    """)
+
+
+async def test_a_pass_that_a_deadlock_ended_is_done_again_and_counts_it(db: asyncpg.Pool) -> None:
+    await claim(db, KEY)
+    await event(db, KEY)
+    await let_the_first_write_end_as_a_deadlock(db, "send_log")
+    assert (await reconcile(db)).counts["retried"] == 1
+    assert await state(db, KEY) == "sent"
+
+
+async def test_a_batch_that_a_deadlock_ended_is_stored_after_all(db: asyncpg.Pool) -> None:
+    await let_the_first_write_end_as_a_deadlock(db, "provider_event")
+    box = Inbox(db)
+    await box.open()
+    one = Event(kind=Kind.DELIVERED, testimony=Testimony.ACCEPTED, message_id="m", event_id="e", send_key="order-1")
+    assert await box.store(FEED, [one]) == (1, 0)
+    await box.close()
 
 
 # What is not understood

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -22,8 +23,9 @@ from webhooks.event import wire_key
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
-    return write_config(tmp_path)
+def config(tmp_path: Path) -> Iterator[Path]:
+    yield write_config(tmp_path)
+    EmbeddedPostgres(tmp_path / "pg").stop()  # a killed process of a failed test left it running
 
 
 @pytest.fixture
@@ -167,6 +169,17 @@ async def answers_as_without_database(server: Server) -> None:
     assert await server.status("/readyz") == 503
     assert await server.deliver("mg", sample("mg", "accepted", "key-0")) == 503
     assert await server.status("/metrics") == 200
+
+
+async def test_an_embedded_database_that_was_killed_is_started_again(config: Path) -> None:
+    async with serving(config) as server:
+        await server.becomes(200)
+        first = int((config.parent / "pg/data/postmaster.pid").read_text().split()[0])
+        os.kill(first, signal.SIGKILL)
+        await server.told("database_unavailable")
+        await server.becomes(200)
+        assert await server.deliver("mg", sample("mg", "accepted", "key-1")) == 200
+        assert await server.stop() == 0
 
 
 async def test_a_stop_while_the_database_is_away_ends_it(config: Path, database: EmbeddedPostgres) -> None:

@@ -282,6 +282,7 @@ def test_a_variable_below_what_is_no_table_in_the_file_does_not_hide_that_mistak
         ("rules.grase = '1m'", "reconciler.toml:1: unknown setting rules.grase; did you mean rules.grace?"),
         ("grace = '1m'", "reconciler.toml:1: unknown setting grace; did you mean rules.grace?"),
         ("secrets = 'x'", "reconciler.toml:1: unknown setting secrets; did you mean feeds.NAME.secrets?"),
+        ("[LOG]\nlevel = 'info'", "reconciler.toml:1: unknown setting LOG: there is database, receiver, feeds, "),
         ("[log]\nxyz = 1", "reconciler.toml:2: unknown setting log.xyz: there is format, level"),
         (
             "[feeds.x]\nprovider = 'sendgird'",
@@ -365,6 +366,7 @@ def test_a_list_that_is_none_is_refused(problems):
 def test_nothing_is_read_but_what_is_given(load, monkeypatch):
     monkeypatch.setenv("RECONCILER_RECEIVER__PORT", "1")
     monkeypatch.setenv("RECONCILER_RECEIVER__PROT", "1")
+    monkeypatch.setenv("receiver", '{"port": 1}')
     monkeypatch.setenv("XDG_DATA_HOME", "/other")
     assert load().receiver.port == 8080
     assert str(load(HOME="/home/a").database.data_dir) == "/home/a/.local/share/esp-reconciler"

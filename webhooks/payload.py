@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
+from webhooks.event import bounded_id
 from webhooks.provider import BadPayload
 
 SHORT: Final = 200
@@ -120,6 +122,17 @@ def text_at(value: object, *path: str) -> str | None:
     if isinstance(found, int) and not isinstance(found, bool):
         return str(found)
     return None
+
+
+def id_at(value: object, *path: str) -> str | None:
+    """Return the text at a path as an id that fits an index entry, or None where there is none."""
+    found = text_at(value, *path)
+    return bounded_id(found) if found else None
+
+
+def first(texts: Iterable[str | None]) -> str | None:
+    """Return the first text that there is."""
+    return next(filter(None, texts), None)
 
 
 def short(text: str | None) -> str | None:

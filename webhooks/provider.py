@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Final, Protocol
 
-from webhooks.event import Event
+from webhooks.event import Event, Kind, Testimony
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +170,22 @@ class Provider(Protocol):
 
 class NoSample(ValueError):
     """No example delivery can be made; the text says why in one line."""
+
+
+Meanings = Mapping[str, tuple[Kind, Testimony]]
+"""What each of a provider's own names of events means and proves."""
+
+UNKNOWN: Final = (Kind.UNKNOWN, Testimony.NONE)
+"""What an event means and proves that nobody has described yet."""
+
+
+def sampled_name(provider: str, kind: str, meanings: Meanings) -> str:
+    """Return the provider's name of an event that is asked for by it or by its normalised kind. Raises NoSample."""
+    names = {name: known for name, (known, testimony) in meanings.items() if testimony is not Testimony.NONE}
+    for name, known in names.items():
+        if kind in (name, known):
+            return name
+    raise NoSample(f"{provider} has no sample {kind!r}; there are {', '.join(names)}")
 
 
 Clock = Callable[[], datetime]

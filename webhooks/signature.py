@@ -8,7 +8,7 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final
@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 
-from webhooks.provider import Delivery, Refused, Verdict, Verified
+from webhooks.provider import Delivery, NoSample, Refused, Verdict, Verified
 
 CREDENTIAL_SCHEMES: Final = ("basic:", "bearer:", "header:", "query:")
 """Secrets of these forms are carried by the request itself and may stand in for any provider's signature."""
@@ -123,6 +123,17 @@ def credential_headers(secrets: Iterable[str]) -> tuple[dict[str, str], str]:
             case "query":
                 return {}, urlencode({name: named})
     return {}, ""
+
+
+def sample_delivery(body: bytes, secrets: Iterable[str], signed: Mapping[str, str] | None, needs: str) -> Delivery:
+    """Return an example as it would be posted: with the headers that sign it, and a credential where one is configured.
+
+    `signed` is None where there is no key to sign with; without a credential that is NoSample, which says `needs`.
+    """
+    headers, query = credential_headers(secrets)
+    if signed is None and not headers and not query:
+        raise NoSample(needs)
+    return Delivery(body, {"content-type": "application/json", **headers, **(signed or {})}, query=query)
 
 
 def is_fresh(signed_at: datetime, now: datetime, tolerance: timedelta | None) -> bool:

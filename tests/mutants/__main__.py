@@ -176,6 +176,12 @@ def run_pytest(tree: Path, output: Path, args: Sequence[str]) -> NoReturn:
         os._exit(status)
 
 
+def how_it_failed(run: Run) -> str:
+    """Return what pytest said of the failure, in one line."""
+    found = re.search(r"^/.*?:(\d+: .*)", run.output.read_text(), re.MULTILINE)
+    return f"line {found[1]}" if found else ""
+
+
 def why_survived(run: Run) -> str | None:
     """Return why a mutant was not noticed, or None where its test failed as it should."""
     if run.status is None:
@@ -183,7 +189,7 @@ def why_survived(run: Run) -> str | None:
     if run.status == 0:
         return "the test passes"
     last = run.output.read_text().rstrip().rpartition("\n")[2]
-    if run.status == 1 and re.search(r"\d+ failed", last) and "error" not in last:
+    if run.status == 1 and re.search(r"\d+ failed", last):  # what breaks before the test is an error, no failure
         return None
     return f"no failure of the test but exit status {run.status}: {last}"
 
@@ -211,7 +217,7 @@ def check_clean(trees: Sequence[Path], tests: Sequence[str]) -> None:
             raise Broken(f"a named test fails without any change, or is not there:\n{run.output.read_text()}")
 
 
-def one_by_one(tree: Path, waiting: deque[Mutant], survivors: list[Mutant]) -> Iterator[None]:
+def one_by_one(tree: Path, waiting: deque[Mutant], survivors: list[Mutant], verbose: bool) -> Iterator[None]:
     """Run waiting mutants in one copy, and print what became of each; yields while a run is under way."""
     while waiting:
         mutant = waiting.popleft()
@@ -224,9 +230,11 @@ def one_by_one(tree: Path, waiting: deque[Mutant], survivors: list[Mutant]) -> I
         if why:
             survivors.append(mutant)
             print(f"          {mutant.file}: {why}: {mutant.test}", flush=True)
+        elif verbose:
+            print(f"          {mutant.test}: {how_it_failed(run)}", flush=True)
 
 
-def run_all(mutants: Sequence[Mutant], trees: Sequence[Path]) -> int:
+def run_all(mutants: Sequence[Mutant], trees: Sequence[Path], verbose: bool) -> int:
     """Check that every change fits and every named test passes, run the mutants, and return how many survive."""
     for tree in trees:
         copy_tree(tree)
@@ -235,7 +243,7 @@ def run_all(mutants: Sequence[Mutant], trees: Sequence[Path]) -> int:
         importlib.import_module(name)
     check_clean(trees, sorted({mutant.test for mutant in mutants}))
     waiting, survivors = deque(mutants), []
-    lanes = [one_by_one(tree, waiting, survivors) for tree in trees]
+    lanes = [one_by_one(tree, waiting, survivors, verbose) for tree in trees]
     while lanes:
         lanes = [lane for lane in lanes if next(lane, lanes) is None]
         time.sleep(0.02)
@@ -247,6 +255,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/mutants", description="Break each law; its test must fail.")
     parser.add_argument("--only", default="", metavar="TEXT", help="only mutants whose law, file or test holds it")
     parser.add_argument("--list", action="store_true", help="print laws and tests, and run nothing")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say how each test failed")
     asked = parser.parse_args()
     mutants = load(asked.only)
     if asked.list:
@@ -255,7 +264,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="mutants-") as parent:
-            survivors = run_all(mutants, [Path(parent).resolve() / str(n) for n in range(AT_ONCE)])
+            survivors = run_all(mutants, [Path(parent).resolve() / str(n) for n in range(AT_ONCE)], asked.verbose)
     except Broken as error:
         print(error, file=sys.stderr)
         return 1

@@ -12,6 +12,7 @@ import msgspec
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
 from webhooks.payload import at, load, load_object, short, text_at, unix_time
 from webhooks.provider import (
+    UNKNOWN,
     BadPayload,
     Delivery,
     Facts,
@@ -28,10 +29,10 @@ from webhooks.provider import (
 from webhooks.signature import (
     NO_SECRET,
     carries_credential,
-    credential_headers,
     hmac_sha256,
     judge_age,
     same,
+    sample_delivery,
     signing_secrets,
 )
 
@@ -89,10 +90,8 @@ MEANINGS: Final = MappingProxyType(
 )
 """What each value of `event` means and proves, but `failed` [documentation.mailgun.com events/event-types]."""
 
-NEVER_TRIED: Final = frozenset({"605", "606", "607"})
+_NEVER_TRIED: Final = frozenset({"605", "606", "607"})
 """Codes of failures by a suppression list: bounced, unsubscribed, complained [mailgun/mailgun-go events/enums.go]."""
-
-_UNKNOWN: Final = (Kind.UNKNOWN, Testimony.NONE)
 
 
 class _EventData(msgspec.Struct, gc=False, rename="kebab"):
@@ -152,13 +151,14 @@ class Mailgun:
         send_key = _send_key(data.user_variables)
         message_id = _message_id(data)
         occurred_at = unix_time(data.timestamp)
-        kind, testimony = _meaning(data, send_key)
+        incoming = _is_incoming(data, send_key)
+        kind, testimony = _meaning(data, incoming=incoming)
         event = Event(
             kind=kind,
             testimony=testimony,
             message_id=message_id,
             event_id=_event_id(data, message_id, occurred_at),
-            send_key=send_key,
+            send_key=None if incoming else send_key,  # others write what comes in
             recipient=text_at(data.recipient),
             occurred_at=occurred_at,
             reason=_reason(data) if data.event in ("failed", "rejected") else None,
@@ -171,14 +171,12 @@ class Mailgun:
         if kind not in _SAMPLES:
             raise NoSample(f"mailgun has no sample {kind!r}; there are {', '.join(_SAMPLES)}")
         keys = signing_secrets(feed.secrets)
-        headers, query = credential_headers(feed.secrets)
-        if not (keys or headers or query):
-            raise NoSample("the feed has no secrets, so no sample would be taken: set feeds.<name>.secrets")
         body = {
             "signature": _signature(keys[0] if keys else "", kind, wire_key, now),
             "event-data": _sample_event(kind, wire_key, now),
         }
-        return Delivery(msgspec.json.encode(body), {"content-type": "application/json", **headers}, query=query)
+        needs = "the feed has no secrets, so no sample would be taken: set feeds.<name>.secrets"
+        return sample_delivery(msgspec.json.encode(body), feed.secrets, {} if keys else None, needs)
 
 
 def _signature_block(body: bytes) -> Any:
@@ -235,10 +233,10 @@ def _send_key(variables: Any) -> str | None:
     return text_at(variables, "send_key")
 
 
-def _meaning(data: _EventData, send_key: str | None) -> tuple[Kind, Testimony]:
+def _meaning(data: _EventData, *, incoming: bool) -> tuple[Kind, Testimony]:
     name = text_at(data.event) or ""
-    kind, testimony = _failure(data) if name == "failed" else MEANINGS.get(name, _UNKNOWN)
-    if not _is_incoming(data, name, send_key):
+    kind, testimony = _failure(data) if name == "failed" else MEANINGS.get(name, UNKNOWN)
+    if not incoming:
         return kind, testimony
     return Kind.INBOUND if kind is Kind.QUEUED else kind, Testimony.NONE
 
@@ -247,21 +245,21 @@ def _failure(data: _EventData) -> tuple[Kind, Testimony]:
     if data.severity == "temporary":
         return Kind.DEFERRED, Testimony.ACCEPTED
     suppressed = (text_at(data.reason) or "").startswith("suppress-")
-    if suppressed or text_at(data.delivery_status, "code") in NEVER_TRIED:
+    if suppressed or text_at(data.delivery_status, "code") in _NEVER_TRIED:
         return Kind.REJECTED, Testimony.REJECTED
     return Kind.BOUNCED, Testimony.ACCEPTED
 
 
-def _is_incoming(data: _EventData, name: str, send_key: str | None) -> bool:
+def _is_incoming(data: _EventData, send_key: str | None) -> bool:
     """Say whether the event is about mail that came in or that a route passed on, which proves nothing of a send.
 
     A stranger can write our key into the headers of such mail, so a route decides whatever the key says. Without one,
     `is-authenticated` false speaks only where no key came back: samples of ordinary sends have it too
     [mailgun/mailgun-go events_test.go].
     """
-    if data.routes or at(data.flags, "is-routed") is True:
+    if data.routes or data.event == "stored" or at(data.flags, "is-routed") is True:
         return True
-    return name == "accepted" and not send_key and at(data.flags, "is-authenticated") is False
+    return data.event == "accepted" and not send_key and at(data.flags, "is-authenticated") is False
 
 
 def _event_id(data: _EventData, message_id: str | None, occurred_at: datetime | None) -> str:

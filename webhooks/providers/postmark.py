@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
-from webhooks.payload import at, iso_time, load_object, short, text_at
+from webhooks.event import Event, Kind, Testimony, derived_id
+from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
 from webhooks.provider import (
+    UNKNOWN,
     BadPayload,
     Delivery,
     Facts,
@@ -23,7 +24,7 @@ from webhooks.provider import (
     Stamp,
     Verdict,
 )
-from webhooks.signature import credential_headers, credential_only
+from webhooks.signature import credential_only, sample_delivery
 
 FACTS: Final = Facts(
     title="Postmark (Email API, webhooks)",
@@ -69,7 +70,7 @@ _ACCEPTED: Final = Testimony.ACCEPTED
 _REJECTED: Final = Testimony.REJECTED
 _NONE: Final = Testimony.NONE
 
-RECORDS: Final = MappingProxyType(
+MEANINGS: Final = MappingProxyType(
     {
         "Delivery": (Kind.DELIVERED, _ACCEPTED),
         "Open": (Kind.OPENED, _ACCEPTED),
@@ -80,7 +81,7 @@ RECORDS: Final = MappingProxyType(
 )
 """What each `RecordType` means and proves, but Bounce and SubscriptionChange [ActiveCampaign/postmark.js models]."""
 
-BOUNCES: Final = MappingProxyType(
+_BOUNCES: Final = MappingProxyType(
     {
         "HardBounce": (Kind.BOUNCED, _ACCEPTED),
         "Transient": (Kind.DEFERRED, _ACCEPTED),
@@ -109,7 +110,7 @@ BOUNCES: Final = MappingProxyType(
 """What each `Type` of a Bounce means and proves [ActiveCampaign/postmark.js Bounce.ts; what is rejected: own reading of
 the names, as in django-anymail]. A type that is not here proves nothing."""
 
-SUPPRESSIONS: Final = MappingProxyType(
+_SUPPRESSIONS: Final = MappingProxyType(
     {
         "HardBounce": Kind.BOUNCED,
         "SpamComplaint": Kind.COMPLAINED,
@@ -139,16 +140,16 @@ class Postmark:
     def parse(self, delivery: Delivery) -> Parsed:
         """Return the one event of a webhook."""
         record = load_object(delivery.body)
-        message_id = text_at(record, "MessageID")
+        message_id = id_at(record, "MessageID")
         if not any(name in record for name in ("RecordType", "FromFull", "MessageID")):
             raise BadPayload("no RecordType: not a webhook of Postmark")
         kind, testimony = _meaning(record, message_id)
         event = Event(
             kind=kind,
             testimony=testimony,
-            message_id=bounded_id(message_id) if message_id else None,
+            message_id=message_id,
             event_id=_event_id(record, message_id),
-            send_key=_send_key(at(record, "Metadata")),
+            send_key=None if kind is Kind.INBOUND else _send_key(at(record, "Metadata")),
             recipient=_recipient(record),
             occurred_at=iso_time(_time(record)),
             reason=_reason(record),
@@ -160,11 +161,9 @@ class Postmark:
         """Return an example delivery, by Postmark's record and bounce types or by normalised kinds."""
         if kind not in _SAMPLES:
             raise NoSample(f"postmark has no sample {kind!r}; there are {', '.join(_SAMPLES)}")
-        headers, query = credential_headers(feed.secrets)
-        if not (headers or query):
-            raise NoSample("the feed has no credential to carry: set feeds.<name>.secrets to basic:user:password")
         body = msgspec.json.encode(_sample_record(kind, wire_key, now))
-        return Delivery(body, {"content-type": "application/json", **headers}, query=query)
+        needs = "the feed has no credential to carry: set feeds.<name>.secrets to basic:user:password"
+        return sample_delivery(body, feed.secrets, None, needs)
 
 
 def _meaning(record: dict[str, Any], message_id: str | None) -> tuple[Kind, Testimony]:
@@ -175,18 +174,18 @@ def _meaning(record: dict[str, Any], message_id: str | None) -> tuple[Kind, Test
         return _subscription_change(record), _ACCEPTED if message_id else _NONE
     if record_type is None and "FromFull" in record:  # inbound webhooks have no RecordType
         return Kind.INBOUND, _NONE
-    return RECORDS.get(record_type or "", (Kind.UNKNOWN, _NONE))
+    return MEANINGS.get(record_type or "", UNKNOWN)
 
 
 def _bounce(bounce_type: str, message_id: str | None) -> tuple[Kind, Testimony]:
-    kind, testimony = BOUNCES.get(bounce_type, (Kind.BOUNCED, _NONE))
+    kind, testimony = _BOUNCES.get(bounce_type, (Kind.BOUNCED, _NONE))
     return kind, _NONE if bounce_type in _WITHOUT_MESSAGE and not message_id else testimony
 
 
 def _subscription_change(record: dict[str, Any]) -> Kind:
     if record.get("SuppressSending") is False:
         return Kind.SUBSCRIBED
-    return SUPPRESSIONS.get(text_at(record, "SuppressionReason") or "", Kind.UNSUBSCRIBED)
+    return _SUPPRESSIONS.get(text_at(record, "SuppressionReason") or "", Kind.UNSUBSCRIBED)
 
 
 def _send_key(metadata: Any) -> str | None:
@@ -194,7 +193,7 @@ def _send_key(metadata: Any) -> str | None:
     if not isinstance(metadata, dict):
         return None
     spelt = [name for name in metadata if name.lower() == "send_key"]
-    return text_at(metadata, "send_key") or next(filter(None, (text_at(metadata, name) for name in spelt)), None)
+    return first(text_at(metadata, name) for name in ("send_key", *spelt))
 
 
 def _recipient(record: dict[str, Any]) -> str | None:
@@ -202,12 +201,12 @@ def _recipient(record: dict[str, Any]) -> str | None:
 
 
 def _time(record: dict[str, Any]) -> str | None:
-    return next(filter(None, (text_at(record, name) for name in _TIMES)), None)
+    return first(text_at(record, name) for name in _TIMES)
 
 
 def _event_id(record: dict[str, Any], message_id: str | None) -> str:
-    if identity := text_at(record, "ID"):
-        return bounded_id(identity)
+    if identity := id_at(record, "ID"):
+        return identity
     told_apart = ("RecordType", "Type", "OriginalLink", "SuppressionReason")
     suppressed = str(record.get("SuppressSending"))
     said = (text_at(record, name) for name in told_apart)

@@ -9,28 +9,30 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final
 
-from webhooks import payload
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
+from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
 from webhooks.provider import (
+    UNKNOWN,
     BadPayload,
     Delivery,
     Facts,
     Feed,
     Fetch,
-    NoSample,
     Parsed,
+    Provider,
     Stamp,
     Verdict,
+    sampled_name,
 )
 from webhooks.signature import (
-    credential_headers,
+    sample_delivery,
     sign_standard_webhook,
     standard_webhook,
     standard_webhook_id,
     standard_webhook_keys,
 )
 
-_FACTS: Final = Facts(
+FACTS: Final = Facts(
     title="Resend",
     key_slot=(
         "tags [{name: send_key}] (letters, digits, _ and -, at most 256; by SMTP the header X-Send-Key); comes back as"
@@ -53,7 +55,7 @@ _FACTS: Final = Facts(
     ),
     look_up=(
         "not by our key: the same request with the same Idempotency-Key answers with the first id for 24 hours; later"
-        " GET /emails (by time only) and GET /emails/{id} [resend/resend-openapi]"
+        " GET /emails (by cursor, no filter) and GET /emails/{id} [resend/resend-openapi]"
     ),
     registration="POST /webhooks {endpoint, events} answers id and signing_secret [resend/resend-openapi]",
     sources="github.com/resend/resend-openapi, resend-node 6.22, resend.com/docs, github.com/svix/svix-docs",
@@ -62,7 +64,7 @@ _FACTS: Final = Facts(
     key_is_echoed_in="every email.* event of an outbound message",
 )
 
-_KINDS: Final = MappingProxyType(
+MEANINGS: Final = MappingProxyType(
     {
         "email.sent": (Kind.SENT, Testimony.ACCEPTED),
         "email.scheduled": (Kind.QUEUED, Testimony.ACCEPTED),
@@ -80,17 +82,16 @@ _KINDS: Final = MappingProxyType(
 """What each value of `type` means and proves; others (contact.*, domain.*, suppression.*) speak of no send
 [resend/resend-node webhook-event.interface.ts, resend/resend-openapi]."""
 
-_UNKNOWN: Final = (Kind.UNKNOWN, Testimony.NONE)
 _SUPPRESSED: Final = (Kind.REJECTED, Testimony.REJECTED)
 _REASONS: Final = (("bounce", "message"), ("failed", "reason"), ("suppressed", "message"))
 _TELLS_APART: Final = (("click", "link"), ("click", "timestamp"), ("id",))
 
 
 class Resend:
-    """Resend, as the receiver sees it."""
+    """Resend as the receiver and the sender's side know it."""
 
-    name = "resend"
-    facts = _FACTS
+    name: Final = "resend"
+    facts: Final = FACTS
 
     def stamp(self, wire_key: str) -> Stamp:
         """Return tag, header and native idempotency key (kept 24 hours: the same request sends nothing again)."""
@@ -106,59 +107,54 @@ class Resend:
 
     def parse(self, delivery: Delivery) -> Parsed:
         """Return the one event of the delivery."""
-        body = payload.load_object(delivery.body)
-        name = payload.text_at(body, "type")
+        body = load_object(delivery.body)
+        name = text_at(body, "type")
         if name is None:
             raise BadPayload("no type: not a Resend event")
-        data = payload.at(body, "data")
-        kind, testimony = _SUPPRESSED if _is_old_suppression(name, data) else _KINDS.get(name, _UNKNOWN)
-        message_id = payload.text_at(data, "email_id")
+        data = at(body, "data")
+        kind, testimony = _meaning(name, data)
         event = Event(
             kind=kind,
             testimony=testimony,
-            message_id=bounded_id(message_id) if message_id else None,
-            event_id=bounded_id(standard_webhook_id(delivery) or _derived(name, body)),
-            send_key=_send_key(data),
-            recipient=_only_recipient(data),
-            occurred_at=payload.iso_time(payload.at(body, "created_at")),
-            reason=payload.short(_first(payload.text_at(data, *path) for path in _REASONS)),
+            message_id=id_at(data, "email_id"),
+            event_id=bounded_id(standard_webhook_id(delivery) or _event_id(name, body)),
+            send_key=None if kind is Kind.INBOUND else _send_key(data),  # others write what comes in
+            recipient=_recipient(data),
+            occurred_at=iso_time(at(body, "created_at")),
+            reason=short(first(text_at(data, *path) for path in _REASONS)),
             raw=delivery.body,
         )
-        return Parsed([event])
+        return Parsed((event,))
 
     def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
         """Return an example delivery, signed with the feed's first `whsec_` secret or carrying its credential."""
-        name = next((name for name, (known, _) in _KINDS.items() if kind in (name, known)), None)
-        if name is None:
-            raise NoSample(f"resend has no event {kind!r}; it has {', '.join(_KINDS)}")
-        body = _sample_body(name, wire_key, now)
-        message_id, timestamp = "msg_" + derived_id(name, wire_key, now.isoformat()), str(int(now.timestamp()))
-        headers, query = credential_headers(feed.secrets)
-        if keys := standard_webhook_keys(feed.secrets):
-            headers["svix-signature"] = sign_standard_webhook(keys[0], message_id, timestamp, body)
-        elif not headers and not query:
-            raise NoSample("the feed has no whsec_ secret to sign with")
-        headers |= {"content-type": "application/json", "svix-id": message_id, "svix-timestamp": timestamp}
-        return Delivery(body, headers, query=query)
+        body = _sample_body(sampled_name(self.name, kind, MEANINGS), wire_key, now)
+        keys = standard_webhook_keys(feed.secrets)
+        signed = _signature(keys[0], body, now) if keys else None
+        return sample_delivery(body, feed.secrets, signed, "the feed has no whsec_ secret to sign with")
+
+
+def _meaning(name: str, data: object) -> tuple[Kind, Testimony]:
+    return _SUPPRESSED if _is_old_suppression(name, data) else MEANINGS.get(name, UNKNOWN)
 
 
 def _is_old_suppression(name: str, data: object) -> bool:
     # Before email.suppressed existed, a suppressed send was reported as a bounce [anymail/webhooks/resend.py].
     if name != "email.bounced":
         return False
-    sub_type, message = (payload.text_at(data, "bounce", field) or "" for field in ("subType", "message"))
+    sub_type, message = (text_at(data, "bounce", field) or "" for field in ("subType", "message"))
     return "suppress" in sub_type.lower() or "suppressed sending" in message.lower()
 
 
 def _send_key(data: object) -> str | None:
-    return _named(payload.at(data, "tags"), "send_key") or _named(payload.at(data, "headers"), "x-send-key")
+    return _named(at(data, "tags"), "send_key") or _named(at(data, "headers"), "x-send-key")
 
 
 def _named(pairs: object, wanted: str) -> str | None:
     # Tags come as an object, headers as a list of {name, value}; either is taken for both.
     for name, value in _pairs(pairs):
         if isinstance(name, str) and name.lower() == wanted:
-            return payload.text_at(value)
+            return text_at(value)
     return None
 
 
@@ -166,25 +162,21 @@ def _pairs(value: object) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, list):
-        yield from ((payload.at(entry, "name"), payload.at(entry, "value")) for entry in value)
+        yield from ((at(entry, "name"), at(entry, "value")) for entry in value)
 
 
-def _only_recipient(data: object) -> str | None:
-    listed = [payload.at(data, field) for field in ("to", "cc", "bcc")]
+def _recipient(data: object) -> str | None:
+    listed = [at(data, field) for field in ("to", "cc", "bcc")]
     everybody = [address for entry in listed for address in (entry if isinstance(entry, list) else [entry]) if address]
     if len(everybody) > 1:
         return None  # the event doesn't say which of them it is about
-    return payload.text_at(everybody[0]) if everybody else payload.text_at(data, "email")
+    return text_at(everybody[0]) if everybody else text_at(data, "email")
 
 
-def _derived(name: str, body: dict[str, Any]) -> str:
-    data = payload.at(body, "data")
-    rest = [payload.text_at(data, *path) for path in (("email_id",), *_TELLS_APART)]
-    return derived_id("resend", name, payload.text_at(body, "created_at"), _only_recipient(data), *rest)
-
-
-def _first(texts: Iterator[str | None]) -> str | None:
-    return next((text for text in texts if text), None)
+def _event_id(name: str, body: dict[str, Any]) -> str:
+    data = at(body, "data")
+    rest = [text_at(data, *path) for path in (("email_id",), *_TELLS_APART)]
+    return derived_id("resend", name, text_at(body, "created_at"), _recipient(data), *rest)
 
 
 def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:
@@ -198,4 +190,10 @@ def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:
     return json.dumps({"type": name, "created_at": when, "data": data}).encode()
 
 
-PROVIDER: Final = Resend()
+def _signature(key: bytes, body: bytes, now: datetime) -> dict[str, str]:
+    message_id, timestamp = "msg_" + derived_id("sample", body.decode()), str(int(now.timestamp()))
+    signature = sign_standard_webhook(key, message_id, timestamp, body)
+    return {"svix-id": message_id, "svix-timestamp": timestamp, "svix-signature": signature}
+
+
+PROVIDER: Final[Provider] = Resend()

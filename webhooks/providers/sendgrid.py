@@ -15,33 +15,35 @@ from typing import Final
 
 import msgspec
 
-from webhooks import payload
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
+from webhooks.payload import at, has_doubled_names, load_object, short, split, text_at, unix_time
 from webhooks.provider import (
+    UNKNOWN,
     BadPayload,
     Delivery,
     Facts,
     Feed,
     Fetch,
-    NoSample,
     Parsed,
+    Provider,
     Refused,
     Stamp,
     Verdict,
+    sampled_name,
 )
 from webhooks.signature import (
     carries_credential,
-    credential_headers,
     credential_only,
     decode_base64,
     ecdsa_public_key,
     ecdsa_sha256_matches,
     judge_age,
     octets,
+    sample_delivery,
     signing_secrets,
 )
 
-_FACTS: Final = Facts(
+FACTS: Final = Facts(
     title="Twilio SendGrid (v3 Mail Send, Event Webhook)",
     key_slot=(
         "custom_args.send_key, of the message or of a personalization (SMTP: unique_args in X-SMTPAPI); comes back at"
@@ -84,10 +86,7 @@ _FACTS: Final = Facts(
     ),
 )
 
-_SIGNATURE: Final = "x-twilio-email-event-webhook-signature"
-_TIMESTAMP: Final = "x-twilio-email-event-webhook-timestamp"
-
-_KINDS: Final = MappingProxyType(
+MEANINGS: Final = MappingProxyType(
     {
         "processed": (Kind.QUEUED, Testimony.ACCEPTED),
         "dropped": (Kind.REJECTED, Testimony.REJECTED),
@@ -105,7 +104,8 @@ _KINDS: Final = MappingProxyType(
 )
 """What each value of `event` means and proves [twilio.com/docs/sendgrid/for-developers/tracking-events/event]."""
 
-_UNKNOWN: Final = (Kind.UNKNOWN, Testimony.NONE)
+_SIGNATURE: Final = "x-twilio-email-event-webhook-signature"
+_TIMESTAMP: Final = "x-twilio-email-event-webhook-timestamp"
 _MILLISECONDS: Final = 100_000_000_000  # no timestamp in seconds is that large; marketing samples show milliseconds
 _TELLS_APART: Final = ("type", "url", "url_offset", "attempt", "asm_group_id", "useragent", "ip", "reason", "response")
 
@@ -128,10 +128,10 @@ _NAMES: Final = re.compile(rb'"(?:event|email|timestamp|sg_event_id|sg_message_i
 
 
 class SendGrid:
-    """Twilio SendGrid, as the receiver sees it."""
+    """Twilio SendGrid as the receiver and the sender's side know it."""
 
-    name = "sendgrid"
-    facts = _FACTS
+    name: Final = "sendgrid"
+    facts: Final = FACTS
 
     def stamp(self, wire_key: str) -> Stamp:
         """Return the custom argument that makes the key come back; there is no native idempotency key."""
@@ -157,29 +157,14 @@ class SendGrid:
     def parse(self, delivery: Delivery) -> Parsed:
         """Return one event for each element; one that can't be read is kept as unknown and counted as `damaged`."""
         anomalies: dict[str, int] = {}
-        events = [_event(raw, anomalies) for raw in payload.split(delivery.body)]
+        events = [_event(raw, anomalies) for raw in split(delivery.body)]
         return Parsed(events, anomalies=anomalies)
 
     def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
         """Return an example batch of one, where the feed has a credential that the request carries."""
-        name = next((name for name, (known, _) in _KINDS.items() if kind in (name, known)), None)
-        if name is None or kind == Kind.UNKNOWN:
-            raise NoSample(f"sendgrid has no event {kind!r}; it has {', '.join(_KINDS)}")
-        headers, query = credential_headers(feed.secrets)
-        if not headers and not query:
-            raise NoSample(
-                "SendGrid signs with Twilio's private key: add a secret such as header:Name=value to the feed"
-            )
-        event = {
-            "email": "sample@example.com",
-            "timestamp": int(now.timestamp()),
-            "event": name,
-            "sg_event_id": derived_id("sample", name, wire_key, now.isoformat()),
-            "sg_message_id": derived_id("sample", wire_key)[:22] + ".recvd-sample.0",
-            "send_key": wire_key,
-        }
-        headers["content-type"] = "application/json;charset=utf-8"
-        return Delivery(json.dumps([event]).encode() + b"\r\n", headers, query=query)
+        body = _sample_body(sampled_name(self.name, kind, MEANINGS), wire_key, now)
+        needs = "SendGrid signs with Twilio's private key: add a secret such as header:Name=value to the feed"
+        return sample_delivery(body, feed.secrets, None, needs)
 
 
 def _event(raw: bytes, anomalies: dict[str, int]) -> Event:
@@ -194,18 +179,18 @@ def _event(raw: bytes, anomalies: dict[str, int]) -> Event:
 def _fields(raw: bytes, anomalies: dict[str, int]) -> _Fields:
     # Listing names is much cheaper than a parser that notices doubled ones; a false alarm only costs time.
     names = _NAMES.findall(raw)
-    if len(set(names)) < len(names) and (first := payload.has_doubled_names(raw)):
+    if len(set(names)) < len(names) and (first := has_doubled_names(raw)):
         _count(anomalies, "duplicate_keys")
         return _picked(first)
     try:
         return _FIELDS.decode(raw)
     except (msgspec.DecodeError, RecursionError):  # a field of an odd type, or odd characters
-        return _picked(payload.load_object(raw))
+        return _picked(load_object(raw))
 
 
 def _picked(value: dict[str, object]) -> _Fields:
-    fields = _Fields(**{name: payload.text_at(value, name) for name in _Fields.__struct_fields__})
-    fields.timestamp = payload.at(value, "timestamp")
+    fields = _Fields(**{name: text_at(value, name) for name in _Fields.__struct_fields__})
+    fields.timestamp = at(value, "timestamp")
     return fields
 
 
@@ -214,23 +199,23 @@ def _count(anomalies: dict[str, int], word: str) -> None:
 
 
 def _built(fields: _Fields, raw: bytes) -> Event:
-    kind, testimony = _KINDS.get(fields.event or "", _UNKNOWN)
+    kind, testimony = MEANINGS.get(fields.event or "", UNKNOWN)
     message_id = (fields.sg_message_id or "").partition(".")[0]
     return Event(
         kind=kind,
         testimony=testimony,
         message_id=bounded_id(message_id) if message_id else None,
-        event_id=bounded_id(fields.sg_event_id) if fields.sg_event_id else _derived(fields, raw),
+        event_id=bounded_id(fields.sg_event_id) if fields.sg_event_id else _event_id(fields, raw),
         send_key=fields.send_key or None,
         recipient=fields.email or None,
         occurred_at=_time(fields.timestamp),
-        reason=payload.short(fields.reason or (fields.response if kind is Kind.DEFERRED else None)),
+        reason=short(fields.reason or (fields.response if kind is Kind.DEFERRED else None)),
         raw=raw,
     )
 
 
-def _derived(fields: _Fields, raw: bytes) -> str:
-    value = payload.load_object(raw)
+def _event_id(fields: _Fields, raw: bytes) -> str:
+    value = load_object(raw)
     rest = [json.dumps(value.get(name), sort_keys=True) for name in _TELLS_APART]
     return derived_id("sendgrid", fields.sg_message_id, fields.event, fields.email, str(fields.timestamp), *rest)
 
@@ -238,7 +223,19 @@ def _derived(fields: _Fields, raw: bytes) -> str:
 def _time(value: object) -> datetime | None:
     if isinstance(value, (int, float)) and _MILLISECONDS < value < _MILLISECONDS * 1000:
         value = value / 1000
-    return payload.unix_time(value)
+    return unix_time(value)
 
 
-PROVIDER: Final = SendGrid()
+def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:
+    event = {
+        "email": "sample@example.com",
+        "timestamp": int(now.timestamp()),
+        "event": name,
+        "sg_event_id": derived_id("sample", name, wire_key, now.isoformat()),
+        "sg_message_id": derived_id("sample", wire_key)[:22] + ".recvd-sample.0",
+        "send_key": wire_key,
+    }
+    return json.dumps([event]).encode() + b"\r\n"
+
+
+PROVIDER: Final[Provider] = SendGrid()

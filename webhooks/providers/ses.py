@@ -14,9 +14,9 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from webhooks import sns
-from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
-from webhooks.payload import SHORT, at, iso_time, load, short, text_at
-from webhooks.provider import BadPayload, Delivery, Facts, Feed, Fetch, NoSample, Parsed, Stamp, Verdict
+from webhooks.event import Event, Kind, Testimony, derived_id
+from webhooks.payload import SHORT, at, first, id_at, iso_time, load, short, text_at
+from webhooks.provider import BadPayload, Delivery, Facts, Feed, Fetch, NoSample, Parsed, Provider, Stamp, Verdict
 
 FACTS: Final = Facts(
     title="Amazon SES (API v2, SMTP)",
@@ -53,26 +53,6 @@ FACTS: Final = Facts(
     ),
 )
 
-VALIDATION: Final = "Successfully validated SNS topic for Amazon SES event publishing."
-"""The sentence that SES publishes, as it is, after an event destination was added [AM-SES]."""
-
-_SUBSCRIBED: Final = "AmazonSnsSubscriptionSucceeded"
-_STEPS: Final = 8
-"""Envelopes and texts within texts that are opened; EventBridge within SNS within SQS takes three."""
-_ADDRESS: Final = re.compile(r"[^\s<>@]+@[^\s<>@]+")
-_NEVER_TRIED: Final = ("Suppressed", "OnAccountSuppressionList")
-"""Sub-types of bounces and complaints about messages that SES took but never attempted to send [SES-DG contents]."""
-_TELLING: Final = ("feedbackId", "link", "ipAddress", "userAgent")
-_REASONS: Final = (
-    "bounceType",
-    "bounceSubType",
-    "complaintSubType",
-    "complaintFeedbackType",
-    "delayType",
-    "reason",
-    "errorMessage",
-)
-
 
 class _Type(NamedTuple):
     kind: Kind
@@ -84,7 +64,7 @@ class _Type(NamedTuple):
 
 
 _DESTINATION: Final = ("mail", "destination")
-_TYPES: Final = {
+MEANINGS: Final = {
     "Send": _Type(Kind.SENT, Testimony.ACCEPTED, "send", _DESTINATION),
     "Delivery": _Type(Kind.DELIVERED, Testimony.ACCEPTED, "delivery", ("delivery", "recipients")),
     "Bounce": _Type(Kind.BOUNCED, Testimony.ACCEPTED, "bounce", ("bounce", "bouncedRecipients")),
@@ -99,6 +79,26 @@ _TYPES: Final = {
 }
 """What each `eventType` or `notificationType` means and proves [SES-DG contents, notification-contents]."""
 _UNKNOWN: Final = _Type(Kind.UNKNOWN, Testimony.NONE, "")
+
+VALIDATION: Final = "Successfully validated SNS topic for Amazon SES event publishing."
+"""The sentence that SES publishes, as it is, after an event destination was added [AM-SES]."""
+
+_SUBSCRIBED: Final = "AmazonSnsSubscriptionSucceeded"
+_STEPS: Final = 8
+"""Envelopes and texts within texts that are opened; EventBridge within SNS within SQS takes three."""
+_ADDRESS: Final = re.compile(r"[^\s<>@]+@[^\s<>@]+")
+_NEVER_TRIED: Final = ("Suppressed", "OnAccountSuppressionList")
+"""Sub-types of bounces and complaints about messages that SES took but never attempted to send [SES-DG contents]."""
+_TELLS_APART: Final = ("feedbackId", "link", "ipAddress", "userAgent")
+_REASONS: Final = (
+    "bounceType",
+    "bounceSubType",
+    "complaintSubType",
+    "complaintFeedbackType",
+    "delayType",
+    "reason",
+    "errorMessage",
+)
 
 
 class _Record(NamedTuple):
@@ -117,7 +117,7 @@ class _Recipient(NamedTuple):
 
 
 class Ses:
-    """All that is known of Amazon SES."""
+    """Amazon SES as the receiver and the sender's side know it."""
 
     name: Final = "ses"
     facts: Final = FACTS
@@ -153,9 +153,6 @@ class Ses:
         )
 
 
-PROVIDER: Final = Ses()
-
-
 def _load(raw: bytes) -> Any:
     # The sentence says in prose what identity notifications say in JSON.
     return {"notificationType": _SUBSCRIBED} if raw.strip() == VALIDATION.encode() else load(raw)
@@ -185,7 +182,7 @@ def _read(record: _Record) -> Parsed:
         return Parsed(control="topic_validation")
     if record.bridged and not name:
         return Parsed(control="account_notice")  # advisor recommendations, sending enabled or disabled
-    found = _TYPES.get(name, _UNKNOWN)
+    found = MEANINGS.get(name, _UNKNOWN)
     if not isinstance(at(fields, "mail"), dict) or (found is _UNKNOWN and not text_at(fields, "mail", "messageId")):
         raise BadPayload("no SES record: neither a known event type nor a message id")
     return Parsed([_event(record, name, found, recipient) for recipient in _recipients(fields, found)])
@@ -193,11 +190,11 @@ def _read(record: _Record) -> Parsed:
 
 def _event(record: _Record, name: str, found: _Type, recipient: _Recipient) -> Event:
     fields, detail = record.fields, at(record.fields, found.detail)
-    message_id = text_at(fields, "mail", "messageId")
+    message_id = id_at(fields, "mail", "messageId")
     return Event(
         kind=Kind.UNSUBSCRIBED if _opted_out(detail) else found.kind,
         testimony=Testimony.REJECTED if _never_tried(detail) else found.testimony,
-        message_id=bounded_id(message_id) if message_id else None,
+        message_id=message_id,
         event_id=derived_id("ses", message_id, name, recipient.address, *_telling(fields, found)),
         send_key=None if found.kind is Kind.INBOUND else _send_key(fields),  # others write what comes in
         recipient=recipient.address,
@@ -211,7 +208,10 @@ def _telling(fields: dict[str, Any], found: _Type) -> list[str | None]:
     # What tells apart two events of one type about one message and recipient; the envelope must have no part in it.
     detail = at(fields, found.detail)
     time = _time(detail)
-    parts = [time.isoformat() if time else text_at(detail, "timestamp"), *(text_at(detail, part) for part in _TELLING)]
+    parts = [
+        time.isoformat() if time else text_at(detail, "timestamp"),
+        *(text_at(detail, part) for part in _TELLS_APART),
+    ]
     if found is _UNKNOWN:
         parts.append(_content(fields))
     if not text_at(fields, "mail", "messageId"):  # emulators
@@ -250,7 +250,7 @@ def _send_key(fields: dict[str, Any]) -> str | None:
     tagged = text_at(tag[0] if isinstance(tag, list) and tag else tag)
     headers = _list(at(fields, "mail", "headers"))
     named = (text_at(header, "value") for header in headers if (text_at(header, "name") or "").lower() == "x-send-key")
-    return tagged or next(named, None)
+    return tagged or first(named)
 
 
 def _time(detail: object) -> datetime | None:
@@ -276,3 +276,6 @@ def _reason(detail: object, diagnosis: str | None) -> str | None:
     # Cut before the addresses are looked for, which takes time quadratic in the length of a word.
     text = ": ".join(part[: 2 * SHORT] for part in (words, diagnosis) if part)
     return short(_ADDRESS.sub("<address>", text))
+
+
+PROVIDER: Final[Provider] = Ses()
