@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from benchmarks import backlog
+import uvloop
+
+from benchmarks import backlog, events, posts
 from benchmarks.stand import Result, Scale, machine, say, server, settle_server
 from reconciler.postgres import EmbeddedPostgres
 
 Benchmark = Callable[[EmbeddedPostgres, Scale], Awaitable[list[Result]]]
-BENCHMARKS: Final[dict[str, Benchmark]] = {"c": backlog.run}
+BENCHMARKS: Final[dict[str, Benchmark]] = {"a": posts.run, "b": events.run, "c": backlog.run}
 
 
 def _arguments() -> argparse.Namespace:
@@ -25,12 +26,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full sizes, 1.0 by default")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side after the warm-up")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file as well")
-    parser.add_argument("--folder", help="where the database is put; the system's folder for temporary files by default")
+    parser.add_argument("--folder", help="where the database is put (default: the system's temporary files)")
     return parser.parse_args()
 
 
 async def _run(arguments: argparse.Namespace, embedded: EmbeddedPostgres) -> list[Result]:
-    scale = Scale(0.01, 1, 1.0) if arguments.quick else Scale(arguments.scale, arguments.rounds, 5.0)
+    scale = Scale(0.01, 1) if arguments.quick else Scale(arguments.scale, arguments.rounds)
     say(f"{await settle_server(embedded)}; {machine()}")
     results: list[Result] = []
     for name in arguments.only or sorted(BENCHMARKS):
@@ -45,7 +46,7 @@ def main() -> None:
     """Run what was asked for."""
     arguments = _arguments()
     with server(arguments.folder) as embedded:
-        results = asyncio.run(_run(arguments, embedded))
+        results = uvloop.run(_run(arguments, embedded))
     if arguments.json:
         arguments.json.write_text(json.dumps([result.record() for result in results], indent=1) + "\n")
 

@@ -12,7 +12,8 @@ DECLARE
     part text;
 BEGIN
     SET LOCAL timezone = 'UTC';
-    FOR first_day IN SELECT date_trunc('month', clock_timestamp()) - n * interval '1 month' FROM generate_series(2, 3) AS n
+    FOR first_day IN
+        SELECT date_trunc('month', clock_timestamp()) - n * interval '1 month' FROM generate_series(2, 3) AS n
     LOOP
         part := 'provider_event_' || to_char(first_day, 'YYYYMM');
         EXECUTE format('CREATE TABLE %I (LIKE provider_event INCLUDING DEFAULTS INCLUDING CONSTRAINTS)', part);
@@ -22,8 +23,8 @@ BEGIN
 END $$
 """
 
-# Sends of the last 90 days that were answered, over four feeds, more of late, each heard of once. Those of the last hours
-# are the controls of the claims. Keys are hashes, so that nothing lies in the order in which it is looked for.
+# Sends of the last 90 days that were answered, over four feeds, more of late, each heard of once. Those of the last
+# hours are the controls of the claims. Keys are hashes, so that nothing lies in the order in which it is looked for.
 FILL_SENT: Final = """
 INSERT INTO send_log (wire_key, send_key, state, feed, recipient, recipient_key, attempt, fence, claimed_by,
     first_claimed_at, claimed_at, submit_by, answered_at, provider_message_id, verdict_source, verdict_reason, sent_at,
@@ -40,18 +41,18 @@ FROM (SELECT n, clock_timestamp() - interval '5 min' - interval '90 days' * (1 -
 FILL_CLAIMED: Final = """
 INSERT INTO send_log (wire_key, send_key, state, feed, recipient, recipient_key, attempt, fence, claimed_by,
     first_claimed_at, claimed_at, submit_by, next_check_at, created_at, updated_at)
-SELECT left(encode(sha256(('claimed:' || n)::bytea), 'hex'), 48), 'order.receipt:c' || n || ':user' || n || '@example.com',
+SELECT left(encode(sha256(('claimed:' || n)::bytea), 'hex'), 48),
+    'order.receipt:c' || n || ':user' || n || '@example.com',
     'claimed', 'feed-' || n % 4, 'user' || n || '@example.com', 'user' || n || '@example.com', 1, 100000000 + n,
     'worker-' || n % 16, at, at, at + interval '60 s', at + interval '16 min', at, at
 FROM (SELECT n, clock_timestamp() - interval '6 hours' + interval '5 hours' * (n / $1::float8) AS at
       FROM generate_series(1, $1) AS n) AS claims
 """
 
-# One event for each, stored in the order in which it arrived, with raw bytes of a usual length (the columns are TEXT of
-# some 400 bytes: what matters is how many pages a probe may hit).
+# One event for each, in the order of its arrival, with some 400 raw bytes: how many pages there are is what matters.
 FILL_EVENTS: Final = """
-INSERT INTO provider_event (feed, message_id, event_id, partition_at, occurred_at, received_at, wire_key, kind, testimony,
-    recipient, source, raw)
+INSERT INTO provider_event (feed, message_id, event_id, partition_at, occurred_at, received_at, wire_key, kind,
+    testimony, recipient, source, raw)
 SELECT feed, coalesce(provider_message_id, md5('message:' || send_key) || '@mx.example.com'),
     substr(md5('event:' || send_key), 1, 22) || ':' || to_char(at, 'YYYY-MM-DD'), at, at, at + interval '2 s', wire_key,
     'delivered', 'accepted', recipient_key, 'http',
@@ -62,14 +63,15 @@ FROM (SELECT *, claimed_at + interval '8 s' AS at FROM send_log
 
 FILL_DELIVERIES: Final = """
 INSERT INTO feed_delivery (feed, minute, outcome, n, last_at)
-SELECT 'feed-' || n, date_trunc('minute', clock_timestamp()), 'stored', 1, clock_timestamp() FROM generate_series(0, 3) AS n
+SELECT 'feed-' || n, date_trunc('minute', clock_timestamp()), 'stored', 1, clock_timestamp()
+FROM generate_series(0, 3) AS n
 """
 
 # What an outcome walk begins with; the events of the fixture are older, so that it is not what is measured.
 OUTCOMES_ARE_UP_TO_DATE: Final = "UPDATE feed_state SET outcomes_until = clock_timestamp() WHERE feed = '*'"
 
-# Everything that a pass does, in one statement: evidence by wire key, the guarded move to sent with delivery and message
-# id, the release of those between three heard controls on each side, the guards of a release, the verdicts.
+# Everything that a pass does, in one statement: evidence by wire key, the guarded move to sent with delivery and
+# message id, the release of those between three heard controls on each side, the guards of a release, the verdicts.
 LIMIT: Final = """
 WITH watched AS MATERIALIZED (
     SELECT wire_key, state, fence, feed, claimed_at, submit_by, attempt - not_sent_attempts AS reached

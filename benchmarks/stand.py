@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all benchmarks stand on: a durable PostgreSQL on the real disk, interleaved rounds, and how figures are shown."""
+"""What all benchmarks stand on: a durable PostgreSQL on the real disk, interleaved rounds, figures for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,8 +39,6 @@ class Scale:
 
     size: float
     rounds: int
-    seconds: float
-    """Length of one round of single posts."""
 
     def of(self, full: int) -> int:
         """Return a full count at this scale."""
@@ -56,7 +54,7 @@ class Comparison:
     wanted: float | None
     ours: list[float]
     limit: list[float]
-    note: str = ""
+    notes: list[str] = field(default_factory=list)
 
     @property
     def ratios(self) -> list[float]:
@@ -69,7 +67,7 @@ class Comparison:
         wanted = f"  (wanted >= {self.wanted:g})" if self.wanted else ""
         return (
             f"{self.name:<58} {_spread(self.ours, ',.0f')} vs {_spread(self.limit, ',.0f')} {self.unit}"
-            f"   ratio {_spread(self.ratios, '.2f')}{wanted}{'  ' + self.note if self.note else ''}"
+            f"   ratio {_spread(self.ratios, '.2f')}{wanted}{''.join('; ' + note for note in self.notes)}"
         )
 
     def record(self) -> dict[str, Any]:
@@ -102,14 +100,12 @@ Result = Comparison | Figure
 Side = Callable[[], Awaitable[float]]
 
 
-async def compare(
-    name: str, unit: str, wanted: float | None, ours: Side, limit: Side, rounds: int, note: str = ""
-) -> Comparison:
+async def compare(name: str, unit: str, wanted: float | None, ours: Side, limit: Side, rounds: int) -> Comparison:
     """Run both sides in turns, each once as a warm-up that does not count; each returns its rate."""
     await ours()
     await limit()
     pairs = [(await ours(), await limit()) for _ in range(rounds)]
-    return Comparison(name, unit, wanted, [pair[0] for pair in pairs], [pair[1] for pair in pairs], note)
+    return Comparison(name, unit, wanted, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
 
 
 def say(text: str) -> None:

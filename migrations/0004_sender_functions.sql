@@ -134,11 +134,13 @@ BEGIN
     END IF;
 END $$;
 
--- Refuses what would be a programming error of the sender, in one line.
+-- Refuses what would be a programming error of the sender, in one line. A time that isn't one of our era (infinity, a
+-- year of five digits) would stop every pass: drivers can't read it.
 CREATE FUNCTION send_check_call(key text, feed text, options jsonb, known text[]) RETURNS void
-LANGUAGE plpgsql IMMUTABLE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
 DECLARE
     unknown text;
+    wrong text;
 BEGIN
     IF key IS NULL OR key = '' OR octet_length(key) > 255 THEN
         RAISE EXCEPTION 'a send key is text of 1 to 255 bytes, this one has %', coalesce(octet_length(key), 0)
@@ -152,6 +154,17 @@ BEGIN
     IF unknown IS NOT NULL THEN
         RAISE EXCEPTION 'unknown option: %', unknown
             USING ERRCODE = 'invalid_parameter_value', HINT = 'known: ' || array_to_string(known, ', ');
+    END IF;
+    wrong := (SELECT string_agg(name, ', ') FROM jsonb_each(options) AS o(name, value)
+              WHERE name NOT IN ('payload', 'response') AND jsonb_typeof(value) IN ('object', 'array', 'boolean'));
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'this option must be text or a number: %', wrong USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    wrong := (SELECT string_agg(name, ', ') FROM jsonb_each_text(options) AS o(name, value)
+              WHERE name IN ('not_before', 'expires_at', 'intended_at')
+                AND value::timestamptz NOT BETWEEN '1970-01-01' AND '9999-01-01');
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'not a time between the years 1970 and 9999: %', wrong USING ERRCODE = 'invalid_parameter_value';
     END IF;
 END $$;
 
@@ -179,7 +192,7 @@ END $$;
 -- Writes a send that is to be claimed later, in the caller's own transaction.
 -- Outcomes: enqueued, exists (the row was there already), key_reused.
 CREATE FUNCTION send_enqueue(key text, feed text, options jsonb) RETURNS TABLE (outcome text, wire_key text)
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET timezone = 'UTC' AS $$
 #variable_conflict use_column
 DECLARE
     w text;
@@ -196,6 +209,15 @@ BEGIN
     RETURN QUERY SELECT CASE WHEN send_is_same(r.send_key, r.fingerprint, key, options ->> 'fingerprint')
         THEN 'exists' ELSE 'key_reused' END, w;
 END $$;
+
+-- The hold under which a feed is, or NULL.
+CREATE FUNCTION send_hold(feed text) RETURNS text
+LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
+    SELECT CASE WHEN bool_or(s.suspect_at IS NOT NULL) THEN 'suspect'
+                WHEN bool_or(s.paused_at IS NOT NULL) THEN 'paused'
+                WHEN bool_or(s.breaker_at IS NOT NULL) THEN 'breaker' END
+    FROM feed_state s WHERE s.feed IN ($1, '*')
+$$;
 
 -- Why a pending row may not be given out now, apart from testimony: (outcome, reason, when to ask again), or no row.
 CREATE FUNCTION send_refusal(r send_log, feed text, options jsonb, submit_within interval, t timestamptz)
@@ -219,14 +241,13 @@ BEGIN
         RETURN QUERY SELECT 'held', 'retry_window_over', NULL::timestamptz;
     ELSE
         -- A feed that may have gone back in time gives out nothing; pause and breaker stop what a pass released. Whoever
-        -- pauses holds this row's lock: once `pause` has returned, nothing that a pass released is given out.
-        IF by_pass THEN
-            PERFORM FROM feed_state s WHERE s.feed = '*' FOR SHARE;
+        -- pauses waits for the lock: once `pause` has returned, nothing that a pass released is given out. Those whom a
+        -- hold refuses anyway don't take it, they would keep `pause` waiting.
+        hold := send_hold(feed);
+        IF hold IS NULL AND by_pass THEN
+            PERFORM FROM feed_state s WHERE s.feed = '*' FOR KEY SHARE;
+            hold := send_hold(feed);
         END IF;
-        hold := (SELECT CASE WHEN bool_or(s.suspect_at IS NOT NULL) THEN 'suspect'
-                             WHEN bool_or(s.paused_at IS NOT NULL) THEN 'paused'
-                             WHEN bool_or(s.breaker_at IS NOT NULL) THEN 'breaker' END
-                 FROM feed_state s WHERE s.feed IN (send_refusal.feed, '*'));
         IF hold = 'suspect' OR hold IS NOT NULL AND by_pass THEN
             RETURN QUERY SELECT 'held', hold, NULL::timestamptz;
         END IF;
@@ -234,7 +255,7 @@ BEGIN
 END $$;
 
 -- What a row that is no longer pending answers a claim; no row where it is pending and may be claimed.
-CREATE FUNCTION send_standing(r send_log, key text, options jsonb, t timestamptz)
+CREATE FUNCTION send_standing(r send_log, key text, feed text, options jsonb, t timestamptz)
 RETURNS TABLE (outcome text, wire_key text, attempt int, fence bigint, seconds_left double precision, reason text, retry_at timestamptz)
 LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
@@ -242,7 +263,8 @@ BEGIN
     IF NOT send_is_same(r.send_key, r.fingerprint, key, options ->> 'fingerprint') THEN
         RETURN QUERY SELECT 'key_reused', r.wire_key, NULL::int, NULL::bigint, NULL::double precision,
             CASE WHEN r.send_key = key THEN 'the content differs' ELSE 'another send key has this wire key' END, NULL::timestamptz;
-    ELSIF r.state = 'claimed' AND r.nonce = options ->> 'nonce' AND r.submit_by > t THEN
+    ELSIF r.state = 'claimed' AND r.nonce = options ->> 'nonce' AND r.submit_by > t AND r.feed = send_standing.feed
+          AND r.cause IS NULL THEN  -- whoever has said how the attempt went can't have lost the claim's answer
         RETURN QUERY SELECT 'claimed', r.wire_key, r.attempt, r.fence,
             extract(epoch FROM r.submit_by - t)::double precision, NULL, NULL::timestamptz;
     ELSIF r.state <> 'pending' THEN
@@ -253,10 +275,11 @@ BEGIN
 END $$;
 
 -- Takes the exclusive right to submit. Outcomes: claimed, already_sent, in_flight, failed, capped, expired, key_reused,
--- other_feed, held, beyond_memory. Commit it before the provider is called: see send_claim_commit.
+-- other_feed, held, beyond_memory. Commit it before the provider is called: see send_claim_commit. A time without a zone
+-- is one of UTC, whatever the session's zone is.
 CREATE FUNCTION send_claim(key text, feed text, options jsonb)
 RETURNS TABLE (outcome text, wire_key text, attempt int, fence bigint, seconds_left double precision, reason text, retry_at timestamptz)
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET timezone = 'UTC' AS $$
 #variable_conflict use_column
 DECLARE
     w text;
@@ -270,7 +293,8 @@ BEGIN
     PERFORM send_check_isolation();
     PERFORM send_check_call(key, feed, options, ARRAY['message_class', 'recipient', 'campaign', 'source', 'submit_within',
         'not_before', 'expires_at', 'fingerprint', 'payload', 'claimed_by', 'known_message_id', 'intended_at', 'nonce']);
-    submit_within := coalesce((options ->> 'submit_within')::interval, interval '60 seconds');
+    -- In seconds, since a day or month of an interval has no fixed length.
+    submit_within := make_interval(secs => extract(epoch FROM coalesce((options ->> 'submit_within')::interval, '60 seconds'))::float8);
     IF submit_within <= interval '0' OR submit_within > interval '1 day' THEN
         RAISE EXCEPTION 'submit_within must lie between 0 and 1 day' USING ERRCODE = 'invalid_parameter_value';
     END IF;
@@ -278,7 +302,7 @@ BEGIN
 
     SELECT * INTO r FROM send_log l WHERE l.wire_key = w;  -- a cheap refusal, without a lock
     IF FOUND THEN
-        RETURN QUERY SELECT * FROM send_standing(r, key, options, t);
+        RETURN QUERY SELECT * FROM send_standing(r, key, feed, options, t);
         IF FOUND THEN RETURN; END IF;
     ELSIF (options ->> 'intended_at')::timestamptz < t - (SELECT memory FROM installation) THEN
         RETURN QUERY SELECT 'beyond_memory', w, NULL::int, NULL::bigint, NULL::double precision,
@@ -289,8 +313,11 @@ BEGIN
     END IF;
 
     SELECT * INTO r FROM send_log l WHERE l.wire_key = w FOR UPDATE;  -- lock
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the row was deleted meanwhile: call again' USING ERRCODE = 'serialization_failure';
+    END IF;
     t := clock_timestamp();
-    RETURN QUERY SELECT * FROM send_standing(r, key, options, t);
+    RETURN QUERY SELECT * FROM send_standing(r, key, feed, options, t);
     IF FOUND THEN RETURN; END IF;
 
     heard := send_heard(w, r.feed, r.recipient_key, r.provider_message_id, r.known_message_id);  -- and look

@@ -10,7 +10,7 @@ class UserError(Exception):
     """Something the person who runs the program can put right. The text is one line and says how."""
 
 
-class DatabaseUnavailable(UserError):  # noqa: N818 - reads as what happened
+class DatabaseUnavailable(UserError):
     """There is no usable PostgreSQL: not running, not reachable, or it refuses us."""
 
 

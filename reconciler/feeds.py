@@ -25,7 +25,7 @@ CROSS JOIN LATERAL (
     SELECT max(last_at) FILTER (WHERE outcome = 'stored') AS stored_at,
            max(last_at) FILTER (WHERE outcome LIKE 'refused:%') AS refused_at
     FROM feed_delivery
-    WHERE feed = asked.feed AND minute > clock_timestamp() - interval '1 day'
+    WHERE feed = asked.feed AND minute > statement_timestamp() - interval '1 day'  -- a volatile time uses no index
 ) AS d
 GROUP BY asked.feed, d.stored_at, d.refused_at
 """
@@ -48,7 +48,8 @@ async def feed_health(connection: Connection, feeds: set[str]) -> dict[str, Heal
     return {row["feed"]: Health(row["hold"], row["delivered"], row["newest_was_stored"]) for row in rows}
 
 
-# Whoever pauses waits for every release under way (they share this lock); whoever releases later sees the pause.
+# The pause is committed first, so that it works at once; then whoever pauses waits for every release under way (they
+# share this lock, and look at the holds after they got it).
 MEET_RELEASES: Final = "SELECT FROM feed_state WHERE feed = '*' FOR UPDATE"
 PAUSE: Final = """
 INSERT INTO feed_state (feed, paused_at, reason, who) VALUES ($1, clock_timestamp(), $2, $3)
@@ -64,9 +65,8 @@ WHERE feed = $1 AND num_nonnulls(paused_at, breaker_at, suspect_at) > 0
 
 async def pause(connection: Connection, feed: str, reason: str, who: str) -> None:
     """Stop releases of a feed (or ALL_FEEDS). Once this has returned nothing is released."""
-    async with connection.transaction():
-        await connection.execute(MEET_RELEASES)
-        await connection.execute(PAUSE, feed, reason, who)
+    await connection.execute(PAUSE, feed, reason, who)
+    await connection.execute(MEET_RELEASES)
 
 
 async def resume(connection: Connection, feed: str, reason: str, who: str) -> bool:

@@ -73,7 +73,8 @@ async def run_pass(
         await _settle(this, evidence.settle_watched, BEGINNING)
         if look_at_failed:
             await _settle(this, evidence.settle_failed, Place(this.started_at - policies.late_window, ""))
-        await ledger.take_back_same_key_releases(connection, this.started_at, scope.feed)
+        while await _retried(this, ledger.take_back_same_key_releases, this.started_at, scope.feed, scope.wire_key):
+            pass
         if scope.wire_key:
             await _decide_and_write(this, [scope.wire_key])
         else:

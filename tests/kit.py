@@ -86,7 +86,7 @@ ON CONFLICT DO NOTHING
 """
 
 
-async def event(  # noqa: PLR0913
+async def event(
     db: Any,
     key: str | None,
     testimony: str = "accepted",
@@ -145,7 +145,9 @@ async def stored_delivery(db: Any, feed: str = FEED, outcome: str = "stored") ->
     )
 
 
-WAITING_FOR_LOCK = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+WAITING_FOR_LOCK = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
 
 
 async def wait_until_somebody_waits_for_a_lock(db: Any, count: int = 1) -> None:

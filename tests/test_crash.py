@@ -75,7 +75,7 @@ class Provider:
         self.open: set[int] = set()
         self.answers = Counter[int]()
         self.storms = True
-        self.random = random.Random(7)  # noqa: S311 - the same storm each time
+        self.random = random.Random(7)
 
     async def deliver_all(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -160,7 +160,7 @@ class Sends:
             for n in range(0, len(parts), 5)
         ]
         everything = single + batches
-        random.Random(11).shuffle(everything)  # noqa: S311 - the same order each time
+        random.Random(11).shuffle(everything)
         return everything
 
     async def claim(self, connection: asyncpg.Connection) -> None:

@@ -42,9 +42,7 @@ async def test_the_deadline_counts_from_before_the_claim_was_asked_for(db: async
     assert 0 < claimed.seconds_left() <= 30
 
 
-async def test_a_deadline_that_has_passed_leaves_no_seconds(
-    db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_deadline_that_has_passed_leaves_no_seconds(db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     claimed = await guard.claim(db, "order:1", "mg", submit_within=30)
     monkeypatch.setattr(guard, "boot_time", lambda: claimed.deadline + 1)
     assert claimed.seconds_left() == 0.0

@@ -435,7 +435,7 @@ async def let_the_first_write_end_as_a_deadlock(db: asyncpg.Pool, table: str) ->
         CREATE SEQUENCE writes;
         CREATE FUNCTION end_the_first() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN
-            IF nextval('writes') = 1 THEN RAISE EXCEPTION 'deadlock detected' USING ERRCODE = 'deadlock_detected'; END IF;
+            IF nextval('writes') = 1 THEN RAISE deadlock_detected; END IF;
             RETURN NEW;
         END $$;
         CREATE TRIGGER end_the_first BEFORE INSERT OR UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION end_the_first();

@@ -55,7 +55,9 @@ def claimed(age: timedelta = HOUR, **changes: object) -> Row:
     return replace(row, **changes)  # type: ignore[arg-type]
 
 
-def said(row: Row, heard: Heard = NOTHING, feed: FeedView = ABSENT, rules: Rules = RULES, look_up: Witness | None = None) -> tuple[str, str]:
+def said(
+    row: Row, heard: Heard = NOTHING, feed: FeedView = ABSENT, rules: Rules = RULES, look_up: Witness | None = None
+) -> tuple[str, str]:
     verdict = decide(row, heard, feed, look_up, rules, NOW)
     return verdict.action, verdict.reason
 
@@ -97,7 +99,9 @@ def test_every_look_ends_in_a_verdict_with_a_reason_and_where_open_a_next_look(
 ) -> None:
     verdict = decide(row, heard, feed, look_up, rules, NOW)
     assert verdict.reason
-    if verdict.action in {Action.HELD, Action.RELEASED} or (verdict.action is Action.WAITING and row.state == "claimed"):
+    if verdict.action in {Action.HELD, Action.RELEASED} or (
+        verdict.action is Action.WAITING and row.state == "claimed"
+    ):
         assert verdict.next_check_at is not None
         assert verdict.next_check_at > NOW or row.expires_at == verdict.next_check_at
 

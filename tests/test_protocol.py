@@ -10,7 +10,6 @@ from datetime import timedelta
 
 import asyncpg
 import pytest
-
 from kit import (
     FEED,
     call,
@@ -28,6 +27,7 @@ from kit import (
     state,
     wait_until_somebody_waits_for_a_lock,
 )
+
 from reconciler.feeds import pause, resume
 from webhooks.event import bounded_id
 

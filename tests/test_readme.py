@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README is true: what it lets a newcomer type works on a machine that has only Python, and its tables are facts."""
+"""The README is true: what a newcomer types works on a machine that has only Python, and its tables are facts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ from webhooks.registry import PROVIDERS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-COPIED = ("reconciler", "webhooks", "migrations", "examples", "pyproject.toml", "constraints.txt", "README.md", "LICENSE")
+COPIED = (
+    "reconciler",
+    "webhooks",
+    "migrations",
+    "examples",
+    "pyproject.toml",
+    "constraints.txt",
+    "README.md",
+    "LICENSE",
+)
 
 
 def provider_table() -> str:
@@ -106,7 +115,7 @@ def wait_until_ready(server: subprocess.Popen[bytes], port: str, log: Path) -> N
     while time.monotonic() < end:
         assert server.poll() is None, log.read_text()[-3000:]
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5).close()  # noqa: S310 - loopback
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5).close()
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
         else:

@@ -10,7 +10,6 @@ from datetime import timedelta
 
 import asyncpg
 import pytest
-
 from kit import (
     FEED,
     RULES,
@@ -20,7 +19,6 @@ from kit import (
     fail,
     heard_neighbours,
     make_due,
-    make_older,
     old_claim,
     policies,
     reasons,
@@ -30,6 +28,7 @@ from kit import (
     stored_delivery,
     wait_until_somebody_waits_for_a_lock,
 )
+
 from reconciler import ledger
 from reconciler.ledger import Decided
 from reconciler.policy import Action, Verdict
@@ -77,7 +76,7 @@ async def test_evidence_counts_from_any_feed(db: asyncpg.Pool) -> None:
     assert await state(db, KEY) == "sent"
 
 
-async def test_case_014_a_rejection_of_the_only_attempt_fails_the_row_with_the_providers_words(db: asyncpg.Pool) -> None:
+async def test_case_014_a_rejection_of_the_only_attempt_fails_the_row_in_the_providers_words(db: asyncpg.Pool) -> None:
     await claim(db, KEY)
     await event(db, KEY, "rejected", kind="failed", reason="suppressed")
     await reconcile(db)
@@ -97,12 +96,13 @@ async def test_an_event_that_is_not_understood_forbids_release_and_is_held(db: a
 # What absence does
 
 
-async def test_absence_between_neighbours_that_were_heard_of_is_released_and_says_on_what_grounds(db: asyncpg.Pool) -> None:
+async def test_absence_between_neighbours_heard_of_is_released_and_says_on_what_grounds(db: asyncpg.Pool) -> None:
     await old_claim(db, KEY)
     await heard_neighbours(db)
     await reconcile(db)
     verdict = await db.fetchrow("SELECT * FROM verdict")
-    assert (verdict["action"], verdict["reason"], verdict["feed"], verdict["who"]) == ("released", "absent", FEED, "test")
+    said = [verdict[name] for name in ("action", "reason", "feed", "who")]
+    assert said == ["released", "absent", FEED, "test"]
     assert json.loads(verdict["witnesses"])["controls"] == {"before": 3, "after": 3, "heard": 6}
     assert verdict["claimed_at"] == (await row(db, KEY))["claimed_at"]
     assert (await claim(db, KEY))["attempt"] == 2
@@ -203,7 +203,8 @@ async def test_being_held_is_told_once_a_reason_and_looked_at_ever_more_rarely(d
 
 async def test_rows_that_can_not_be_decided_do_not_starve_the_others(db: asyncpg.Pool) -> None:
     await db.execute("""
-        INSERT INTO send_log (wire_key, send_key, feed, state, attempt, fence, first_claimed_at, claimed_at, submit_by, next_check_at)
+        INSERT INTO send_log (wire_key, send_key, feed, state, attempt, fence, first_claimed_at, claimed_at, submit_by,
+                              next_check_at)
         SELECT 'stuck-' || n, 'stuck-' || n, 'deaf', 'claimed', 1, n, t, t, t, t
         FROM generate_series(1, 2500) n, (SELECT now() - interval '3 hours') AS old(t)
     """)
@@ -229,7 +230,10 @@ async def test_a_dry_run_says_what_would_happen_and_changes_nothing(db: asyncpg.
     await heard_neighbours(db)
     await old_claim(db, "accepted", timedelta(minutes=1))
     await event(db, "accepted")
-    everything = "SELECT (SELECT jsonb_agg(l ORDER BY wire_key) FROM send_log l), (SELECT count(*) FROM verdict), (SELECT count(*) FROM pass)"
+    everything = """
+        SELECT (SELECT jsonb_agg(l ORDER BY wire_key) FROM send_log l), (SELECT count(*) FROM verdict),
+               (SELECT count(*) FROM pass)
+    """
     before = await db.fetchrow(everything)
     report = await look(db, policies())
     assert {key: (v.action, v.reason) for key, v in report.verdicts} == {
@@ -241,8 +245,9 @@ async def test_a_dry_run_says_what_would_happen_and_changes_nothing(db: asyncpg.
 
 async def test_a_verdict_older_than_a_minute_is_not_written(db: asyncpg.Pool) -> None:
     fence = await old_claim(db, KEY)
-    decided = [Decided((await row(db, KEY))["wire_key"], "claimed", fence, Verdict(Action.RELEASED, "absent"), {})]
     late = await db.fetchval("SELECT clock_timestamp() - interval '61 seconds'")
+    released = Verdict(Action.RELEASED, "absent", next_check_at=late)
+    decided = [Decided((await row(db, KEY))["wire_key"], "claimed", fence, released, {})]
     async with db.acquire() as connection:
         assert not await ledger.release(connection, decided, late, 1, "test")
         failed = [replace(decided[0], verdict=Verdict(Action.FAILED, "attempts"))]
@@ -327,7 +332,8 @@ async def test_three_passes_and_two_receivers_over_the_same_rows_are_as_one(
 ) -> None:
     log_before = pg.log_file.read_text().count("deadlock detected")
     await db.execute("""
-        INSERT INTO send_log (wire_key, send_key, feed, state, attempt, fence, first_claimed_at, claimed_at, submit_by, next_check_at, answered_at, sent_at, verdict_source, verdict_reason)
+        INSERT INTO send_log (wire_key, send_key, feed, state, attempt, fence, first_claimed_at, claimed_at, submit_by,
+                              next_check_at, answered_at, sent_at, verdict_source, verdict_reason)
         SELECT 'k-' || n, 'k-' || n, 'mg', CASE WHEN n % 3 = 0 THEN 'sent' ELSE 'claimed' END, 1, n, t, t, t,
             CASE WHEN n % 3 <> 0 THEN t END, CASE WHEN n % 3 = 0 THEN t END, CASE WHEN n % 3 = 0 THEN t END,
             CASE WHEN n % 3 = 0 THEN 'sender' END, CASE WHEN n % 3 = 0 THEN 'answered' END
@@ -344,7 +350,8 @@ async def test_three_passes_and_two_receivers_over_the_same_rows_are_as_one(
     async def receive(pool: asyncpg.Pool, offset: int) -> None:
         for first in range(1 + offset, 6000, 300):
             await pool.execute(
-                "INSERT INTO provider_event (feed, message_id, event_id, partition_at, wire_key, kind, testimony, source)"
+                "INSERT INTO provider_event"
+                " (feed, message_id, event_id, partition_at, wire_key, kind, testimony, source)"
                 " SELECT 'mg', 'm-' || n, 'late', '1970-01-01 00:00:00+00', 'k-' || n, 'delivered', 'accepted', 'http'"
                 " FROM generate_series($1::int, $1::int + 297, 3) n ON CONFLICT DO NOTHING",
                 first,
@@ -358,7 +365,8 @@ async def test_three_passes_and_two_receivers_over_the_same_rows_are_as_one(
         await pool.close()
     await reconcile(db)
     twice = await db.fetchval(
-        "SELECT count(*) FROM (SELECT FROM verdict WHERE action = 'released' GROUP BY wire_key, fence HAVING count(*) > 1) x"
+        "SELECT count(*) FROM ("
+        " SELECT FROM verdict WHERE action = 'released' GROUP BY wire_key, fence HAVING count(*) > 1) x"
     )
     assert twice == 0
     # n % 3 = 1: each was heard of, early or late; n % 3 = 2: nobody spoke of them, and all their neighbours were heard.

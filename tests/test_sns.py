@@ -428,7 +428,7 @@ def test_no_bytes_raise(body):
 
 
 def test_no_damaged_envelope_raises_or_is_believed():
-    aws, dice = FakeSNS(), random.Random(1)  # noqa: S311 - not for secrets
+    aws, dice = FakeSNS(), random.Random(1)
     body = aws.delivery(aws.message(RECORD, now=NOW, subject="s")).body
 
     async def all_of_them() -> set[type]:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import asyncpg
+import kit
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -28,11 +29,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import kit
 from reconciler.feeds import pause, resume
 from reconciler.postgres import EmbeddedPostgres
 
 T = TypeVar("T")
+WINDOWS = st.sampled_from([None, timedelta(days=1)])
 KEYS = st.sampled_from(["order:1", "order:2", "order:3"])
 TABLES = ("send_log", "provider_event", "verdict", "pass", "feed_delivery", "release_outbox")
 
@@ -65,7 +66,7 @@ class Ledger(RuleBasedStateMachine):
     async def connect(self) -> tuple[asyncpg.Pool, asyncpg.Connection]:
         pool = await asyncpg.create_pool(self.dsn, min_size=1, max_size=2)
         for table in TABLES:
-            await pool.execute(f"DELETE FROM {table}")  # noqa: S608 - the test's own names; TRUNCATE takes 100 times as long
+            await pool.execute(f"DELETE FROM {table}")  # noqa: S608 - own names; TRUNCATE takes 100 times as long
         await pool.execute("DELETE FROM feed_state WHERE feed <> '*'")
         await pool.execute("UPDATE feed_state SET paused_at = NULL, outcomes_until = NULL")
         return pool, await asyncpg.connect(self.dsn)
@@ -157,7 +158,9 @@ class Ledger(RuleBasedStateMachine):
     def time_passes(self, key: str, age: timedelta) -> None:
         self.do(kit.make_older(self.db, key, age))
 
-    @rule(key_window=st.sampled_from([None, timedelta(days=1)]), on_unknown=st.sampled_from(["hold", "fail", "release"]))
+    @rule(
+        key_window=st.sampled_from([None, timedelta(days=1)]), on_unknown=st.sampled_from(["hold", "fail", "release"])
+    )
     def a_pass_runs(self, key_window: timedelta | None, on_unknown: Any) -> None:
         rules = replace(kit.RULES, on_unknown=on_unknown)
         self.do(kit.reconcile(self.db, rules, key_window=key_window))
@@ -210,7 +213,8 @@ class Ledger(RuleBasedStateMachine):
     def every_open_row_is_looked_at_again(self) -> None:
         forgotten = self.do(
             self.db.fetchval(
-                "SELECT count(*) FROM send_log WHERE (state = 'claimed' OR released_at IS NOT NULL) AND next_check_at IS NULL"
+                "SELECT count(*) FROM send_log"
+                " WHERE (state = 'claimed' OR released_at IS NOT NULL) AND next_check_at IS NULL"
             )
         )
         assert forgotten == 0
@@ -225,7 +229,8 @@ class Ledger(RuleBasedStateMachine):
     async def check_evidence_has_moved_rows(self) -> None:
         left = await self.db.fetch("""
             SELECT l.wire_key, l.state FROM send_log l
-            WHERE l.state <> 'sent' AND (l.next_check_at IS NOT NULL OR l.state = 'failed' AND l.failed_at > now() - interval '6 days')
+            WHERE l.state <> 'sent'
+              AND (l.next_check_at IS NOT NULL OR l.state = 'failed' AND l.failed_at > now() - interval '6 days')
               AND EXISTS (SELECT FROM provider_event e WHERE e.wire_key = l.wire_key AND e.testimony = 'accepted')
         """)
         assert not left, f"evidence was ignored: {left}"

@@ -82,9 +82,14 @@ def test_the_stand_in_of_an_event_without_key_is_the_same_and_no_wire_key(sql: S
 @example("münchen").via("no domain")
 @settings(deadline=None, max_examples=200)
 def test_the_comparable_form_of_an_address_is_the_same(sql: Sql, address: str) -> None:
-    if any(c != c.lower() and len(c.lower()) > 1 or c in "ςſıİΣ" or c.isspace() and not c.isascii() for c in address):
-        return  # Python and PostgreSQL fold these differently; no provider has been seen to send them
+    if any(folds_differently(c) for c in address):
+        return
     assert sql.ask("SELECT recipient_key($1)", address) == normal_recipient(address)
+
+
+def folds_differently(c: str) -> bool:
+    """Python and PostgreSQL fold these in ways of their own; no provider has been seen to send them."""
+    return len(c.lower()) > 1 or c in "ςſıİΣ" or (c.isspace() and not c.isascii())
 
 
 def test_every_kind_has_its_place_among_outcomes(sql: Sql) -> None:

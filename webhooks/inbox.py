@@ -23,11 +23,11 @@ MAX_BATCH_BYTES: Final = 16_000_000
 """Bytes of one transaction, unless a single event is larger."""
 
 
-class InboxBusy(Exception):  # noqa: N818 - reads as what happened
+class InboxBusy(Exception):
     """Not stored: too much waits, it took too long, or the inbox is closed. The provider must deliver again."""
 
 
-class InboxUnavailable(Exception):  # noqa: N818 - reads as what happened
+class InboxUnavailable(Exception):
     """Not stored: the database could not do it. The provider must deliver again."""
 
 

@@ -85,7 +85,9 @@ class BadPayload(ValueError):
 class Fetch(Protocol):
     """GET a URL without following redirects and return the body; raises FetchError."""
 
-    def __call__(self, url: str, *, max_bytes: int = 65_536) -> Awaitable[bytes]: ...
+    def __call__(self, url: str, *, max_bytes: int = 65_536) -> Awaitable[bytes]:
+        """Return the body of the URL, or raise FetchError where it is longer than `max_bytes`."""
+        ...
 
 
 class FetchError(Exception):
@@ -143,10 +145,14 @@ class Provider(Protocol):
     """All that is known of one provider. Each lives in one file of `webhooks/providers` as `PROVIDER`."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Return the name by which settings choose it."""
+        ...
 
     @property
-    def facts(self) -> Facts: ...
+    def facts(self) -> Facts:
+        """Return what is known of it."""
+        ...
 
     def stamp(self, wire_key: str) -> Stamp:
         """Return what makes the wire key come back in this provider's events."""

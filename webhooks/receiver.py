@@ -55,7 +55,7 @@ class Limits:
     retry_after: int = 30
 
 
-class NotStored(Exception):  # noqa: N818 - reads as what happened
+class NotStored(Exception):
     """Not stored for our reasons: the provider must deliver again. The text is a short stable word."""
 
 

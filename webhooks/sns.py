@@ -70,6 +70,9 @@ class Envelope(msgspec.Struct, frozen=True, rename="pascal"):
     subscribe_url: str | None = msgspec.field(default=None, name="SubscribeURL")
 
 
+_NAMES: Final = tuple(field.encode_name for field in msgspec.structs.fields(Envelope))
+
+
 class Certificate(NamedTuple):
     """What is needed of a signing certificate."""
 
@@ -177,7 +180,8 @@ def _fields(body: bytes) -> dict[str, Any] | None:
 
 def _envelope(fields: dict[str, Any]) -> Envelope | None:
     try:
-        envelope = msgspec.convert(fields, Envelope)
+        # Only the names that are known: msgspec can't convert what has half an emoji for a name.
+        envelope = msgspec.convert({name: fields[name] for name in _NAMES if name in fields}, Envelope)
     except msgspec.ValidationError:
         return None
     complete = envelope.type == NOTIFICATION or (envelope.token and envelope.subscribe_url)

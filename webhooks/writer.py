@@ -38,6 +38,7 @@ _TRY_AGAIN: Final = (
 _LOST: Final = (
     OSError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # asyncpg's own confusion where a connection breaks in the middle of a message
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,

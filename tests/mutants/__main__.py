@@ -50,7 +50,7 @@ FROM_ELSEWHERE: Final = 90
 """Exit status of a run in which Python would have imported our packages from somewhere else than the copy."""
 
 
-class Broken(Exception):  # noqa: N818 - reads as what happened
+class Broken(Exception):
     """The mutants can't be run; the text says why in one line."""
 
 
@@ -178,8 +178,8 @@ def run_pytest(tree: Path, output: Path, args: Sequence[str]) -> NoReturn:
 
 def how_it_failed(run: Run) -> str:
     """Return what pytest said of the failure, in one line."""
-    found = re.search(r"^/.*?:(\d+: .*)", run.output.read_text(), re.MULTILINE)
-    return f"line {found[1]}" if found else ""
+    found = re.search(r"^(?:/.*?:(?=\d+: )|E  )(.*)", run.output.read_text(), re.MULTILINE)
+    return found[1].strip() if found else ""
 
 
 def why_survived(run: Run) -> str | None:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -53,10 +54,6 @@ def _delivery(file: Path) -> Delivery:
     if file.stem.startswith("sqs_"):
         body = json.loads(body)["Body"].encode()
     return Delivery(body, {"content-type": CONTENT_TYPES[file.suffix]})
-
-
-def parsed(provider: str, body: bytes, of: Delivery | None = None) -> Parsed:
-    return PROVIDERS[provider].parse(replace(of, body=body) if of else Delivery(body, {}))
 
 
 def events(provider: str, delivery: Delivery) -> list[Event]:
@@ -101,10 +98,10 @@ def check_refusal(text: str, *secrets: str) -> None:
     assert not [secret for secret in (KEY, "ana.reyes", *secrets) if secret.strip() and secret in text]
 
 
-def parsed_or_refused(provider: str, body: bytes) -> Parsed | None:
-    """Return what is parsed of a hostile body, None where it is refused; anything else is a fault of the provider."""
+def parsed_or_refused(provider: str, delivery: Delivery) -> Parsed | None:
+    """Return what is parsed of a hostile delivery, None where it is refused; anything else is a fault."""
     try:
-        found = parsed(provider, body)
+        found = PROVIDERS[provider].parse(delivery)
     except BadPayload as refusal:
         check_refusal(str(refusal))
         return None
@@ -113,6 +110,23 @@ def parsed_or_refused(provider: str, body: bytes) -> Parsed | None:
 
 
 # -- JSON, spoilt ------------------------------------------------------------------------------------------------------
+
+
+def value_of(delivery: Delivery) -> Any:
+    """Return what a delivery's JSON or form says."""
+    if delivery.headers.get("content-type") == CONTENT_TYPES[".form"]:
+        return dict(parse_qsl(delivery.body.decode(), keep_blank_values=True))
+    return json.loads(delivery.body)
+
+
+def with_value(delivery: Delivery, value: Any, *, ascii_only: bool = True) -> Delivery:
+    """Return the delivery with another value, in the same format where it fits that."""
+    if delivery.headers.get("content-type") == CONTENT_TYPES[".form"] and isinstance(value, dict):
+        pairs = {
+            str(name).encode("utf-8", "replace"): str(text).encode("utf-8", "replace") for name, text in value.items()
+        }
+        return replace(delivery, body=urlencode(pairs).encode())
+    return replace(delivery, body=json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass"))
 
 
 def paths(value: Any, path: Place = ()) -> Iterator[Place]:

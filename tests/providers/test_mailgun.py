@@ -451,10 +451,6 @@ def test_the_stamp_is_a_user_variable() -> None:
     assert json.loads(stamp.smtp_headers["X-Mailgun-Variables"]) == {"send_key": OUR_KEY}
 
 
-def test_mailgun_delivers_again_what_is_not_stored() -> None:
-    assert PROVIDER.facts.busy_status == 503  # 406 would end it
-
-
 SAMPLES = {
     "accepted": ("queued", "accepted"),
     "queued": ("queued", "accepted"),

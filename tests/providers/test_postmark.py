@@ -336,10 +336,6 @@ async def test_without_a_credential_configured_every_delivery_is_refused(secrets
     assert verdict.reason == "no_secret"
 
 
-def test_postmark_delivers_again_what_is_refused_or_not_stored() -> None:
-    assert (PROVIDER.facts.refused_status, PROVIDER.facts.busy_status) == (401, 503)  # 403 would end it
-
-
 def test_absence_means_less_as_no_event_comes_before_the_recipients_server_answered() -> None:
     assert PROVIDER.facts.first_event_is_delivery
 

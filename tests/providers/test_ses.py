@@ -384,13 +384,6 @@ def test_the_exact_bytes_of_the_record_are_kept():
     assert only(notification(envelope)).raw == envelope.encode()
 
 
-@pytest.mark.parametrize("row", EVENTS, ids=[row[0] for row in EVENTS])
-def test_what_was_kept_reads_the_same_again(row):
-    for event in fixture_events(row[0]):
-        again = {found.event_id: found for found in parsed(event.raw).events}
-        assert again[event.event_id] == event
-
-
 def test_odd_characters_lose_no_event():
     value = record("event_bounce_permanent")
     value["bounce"]["bouncedRecipients"][0]["diagnosticCode"] = "half \ud83d and \x00"

@@ -205,11 +205,10 @@ def _event_data(body: bytes) -> _EventData:
     try:
         return _WEBHOOK.decode(body).event_data
     except (msgspec.DecodeError, RecursionError):  # odd characters, or not Mailgun's JSON at all
-        value = _object(body)
-    try:
-        return msgspec.convert(value, _Webhook).event_data
-    except msgspec.ValidationError:
-        raise BadPayload("no event-data object: not a webhook of Mailgun") from None
+        data = at(_object(body), "event-data")
+    if not isinstance(data, dict):
+        raise BadPayload("no event-data object: not a webhook of Mailgun")
+    return _EventData(**{name: data.get(name.replace("_", "-")) for name in _EventData.__struct_fields__})
 
 
 def _object(body: bytes) -> dict[str, Any]:
