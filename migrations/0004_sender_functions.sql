@@ -117,6 +117,22 @@ LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
     ) AS heard
 $$;
 
+-- Notes what had become of a message before its row was sent; what is heard of it later, a pass follows.
+CREATE FUNCTION send_note_delivery(w text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+DECLARE
+    r CONSTANT send_log := (SELECT l FROM send_log l WHERE l.wire_key = w);
+    by_id CONSTANT text[] := ARRAY[stand_in_key(r.feed, r.provider_message_id), stand_in_key(r.feed, r.known_message_id)];
+    best CONSTANT float8[] := (
+        SELECT max(ARRAY[delivery_rank(e.kind), extract(epoch FROM coalesce(e.occurred_at, e.received_at))]::float8[])
+        FROM provider_event e
+        WHERE e.wire_key = w
+           OR e.wire_key = ANY (by_id) AND (e.recipient IS NULL OR r.recipient_key IS NULL OR r.recipient_key = e.recipient));
+BEGIN
+    UPDATE send_log l SET delivery = delivery_name(best[1]::int), delivery_at = to_timestamp(best[2])
+    WHERE l.wire_key = w AND l.state = 'sent' AND best[1] > 0;
+END $$;
+
 -- The partition an event of this time belongs to. Twin of the inbox's rule.
 CREATE FUNCTION event_partition_at(at timestamptz) RETURNS timestamptz
 LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
@@ -328,6 +344,7 @@ BEGIN
         WHERE l.wire_key = w AND l.state = 'pending';
         INSERT INTO verdict (wire_key, attempt, fence, action, reason, source, who, feed, claimed_at, submit_by)
         VALUES (w, r.attempt, r.fence, 'sent', 'accepted', 'feed', 'send_claim', r.feed, r.claimed_at, r.submit_by);
+        PERFORM send_note_delivery(w);
         RETURN QUERY SELECT 'already_sent', w, NULL::int, NULL::bigint, NULL::double precision, 'accepted', NULL::timestamptz;
         RETURN;
     END IF;
@@ -423,6 +440,7 @@ BEGIN
         failed_at = NULL, next_check_at = NULL, released_at = NULL, release_basis = NULL, retry_until = NULL,
         held_reason = NULL, held_since = NULL, updated_at = t
     WHERE l.wire_key = w;
+    PERFORM send_note_delivery(w);
     UPDATE release_outbox o SET cancelled_at = t WHERE o.wire_key = w AND o.delivered_at IS NULL AND o.cancelled_at IS NULL;
     IF r.state IN ('pending', 'failed') OR r.state = 'claimed' AND r.fence <> fence THEN
         INSERT INTO verdict (wire_key, attempt, fence, action, reason, source, who, feed, claimed_at, submit_by, message_id)
@@ -465,6 +483,7 @@ BEGIN
         UPDATE send_log l SET state = 'sent', sent_at = t, verdict_source = 'feed', verdict_reason = 'accepted',
             next_check_at = NULL, held_reason = NULL, held_since = NULL, cause = why, updated_at = t
         WHERE l.wire_key = w AND l.state = 'claimed' AND l.fence = r.fence;
+        PERFORM send_note_delivery(w);
         RETURN QUERY SELECT 'sent', 'accepted';
     ELSIF not_sent THEN
         UPDATE send_log l SET state = 'pending', not_sent_attempts = l.not_sent_attempts + 1, released_at = t,

@@ -79,6 +79,7 @@ BEGIN
         next_check_at = NULL, released_at = NULL, release_basis = NULL, retry_until = NULL, held_reason = NULL,
         held_since = NULL, updated_at = t
     WHERE l.wire_key = r.wire_key AND l.state = r.state AND l.fence IS NOT DISTINCT FROM r.fence;
+    PERFORM send_note_delivery(r.wire_key);
     INSERT INTO verdict (wire_key, attempt, fence, action, reason, source, who, feed, claimed_at, submit_by, note)
     VALUES (r.wire_key, r.attempt, r.fence, action, why, source, who, r.feed, r.claimed_at, r.submit_by, note);
     UPDATE release_outbox o SET cancelled_at = t WHERE o.wire_key = r.wire_key AND o.delivered_at IS NULL AND o.cancelled_at IS NULL;

@@ -14,6 +14,7 @@ HTTP client `seconds_left()` as its total time-out, and look once more right bef
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
@@ -118,9 +119,9 @@ async def confirm(
     `message_id` is the provider's, as its answer gave it. `duplicate` means that another attempt was accepted too.
     """
     _refuse_transaction(executor)
-    options = {} if response is None else {"response": response}
+    options = {} if response is None else {"response": _storable(response)}
     row = await executor.fetchrow(
-        CONFIRM, claimed.send_key, claimed.fence, message_id, json.dumps(options, default=_as_text)
+        CONFIRM, claimed.send_key, claimed.fence, _storable(message_id), json.dumps(options, default=_as_text)
     )
     outcome: Literal["sent", "sent_late", "duplicate", "unknown_key"] = row["outcome"]
     return outcome
@@ -138,7 +139,7 @@ async def fail(
     answered that it will not send. None: can't tell (time-out, reset, 5xx); the claim stays and is reconciled.
     """
     _refuse_transaction(executor)
-    row = await executor.fetchrow(FAIL, claimed.send_key, claimed.fence, reason, not_sent)
+    row = await executor.fetchrow(FAIL, claimed.send_key, claimed.fence, _storable(reason), not_sent)
     outcome: Literal["failed", "released", "waiting", "sent", "not_yours"] = row["outcome"]
     return outcome
 
@@ -172,3 +173,14 @@ def _refuse_transaction(executor: Executor) -> None:
 
 def _as_text(value: object) -> str:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _storable(value: Any) -> Any:
+    """Replace what PostgreSQL refuses in text and JSON: an odd character in an answer must not lose the answer."""
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd").encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_storable(str(name)): _storable(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

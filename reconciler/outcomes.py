@@ -31,7 +31,7 @@ WITH spoken AS MATERIALIZED (
     SELECT wire_key FROM spoken WHERE wire_key NOT LIKE '~%'
     UNION
     SELECT l.wire_key FROM spoken e
-    JOIN send_log l ON l.feed = e.feed AND l.provider_message_id = e.message_id
+    JOIN send_log l ON l.feed = e.feed AND (l.provider_message_id = e.message_id OR l.known_message_id = e.message_id)
         AND (e.recipient IS NULL OR l.recipient_key IS NULL OR l.recipient_key = e.recipient)
     WHERE e.wire_key LIKE '~%'
 ), outcome AS (
@@ -41,7 +41,7 @@ WITH spoken AS MATERIALIZED (
         SELECT max(ARRAY[delivery_rank(kind), extract(epoch FROM coalesce(occurred_at, received_at))]::float8[]) AS best
         FROM provider_event e
         WHERE e.wire_key = l.wire_key
-           OR e.wire_key = stand_in_key(l.feed, l.provider_message_id)
+           OR e.wire_key IN (stand_in_key(l.feed, l.provider_message_id), stand_in_key(l.feed, l.known_message_id))
               AND (e.recipient IS NULL OR l.recipient_key IS NULL OR l.recipient_key = e.recipient)
     ) AS best
     WHERE l.state = 'sent' AND best.best[1] > 0

@@ -124,6 +124,8 @@ class Facts:
     """Whether a signature covers a time, so that its age can be limited."""
     redelivery: str
     """How long and how often it delivers again, so: how long the receiver may be down."""
+    redelivers_for: timedelta
+    """The shortest time after which it gives up, by its default settings: so long may the receiver be down."""
     look_up: str
     registration: str
     """How its webhook is registered."""

@@ -187,9 +187,9 @@ def providers(name: str | None, as_json: bool) -> None:
         for field, value in facts[name].items():
             say(f"{field.replace('_', ' ') + ':':26}{_fact(value)}")
     else:
-        columns = ("title", "same_key_window", "first_event_is_delivery")
+        columns = ("title", "redelivers_for", "same_key_window", "first_event_is_delivery")
         rows = [(n, *(_fact(f[column]) for column in columns)) for n, f in facts.items()]
-        say_table(("NAME", "PROVIDER", "KEEPS OUR KEY FOR", "FIRST EVENT IS A DELIVERY"), rows)
+        say_table(("NAME", "PROVIDER", "REDELIVERS FOR", "KEEPS OUR KEY FOR", "FIRST EVENT IS A DELIVERY"), rows)
 
 
 def _fact(value: object) -> object:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -61,6 +61,7 @@ FACTS: Final = Facts(
         "over 8 hours (5, 10, 15 min, 1, 2, 4 h) until 200; 406 ends it at once; for delivered the documents contradict"
         " each other [documentation.mailgun.com user-manual/webhooks/webhook-retries, mailgun/documentation#317]"
     ),
+    redelivers_for=timedelta(hours=8),
     look_up=(
         "not by our key: GET /v3/{domain}/events by recipient and time, then compare user-variables; a page is to be"
         " trusted after about 30 minutes [mailgun/documentation api-events.rst]"

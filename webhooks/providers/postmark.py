@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -50,6 +50,7 @@ FACTS: Final = Facts(
         " clicks and subscription changes after 1, 5 and 15 min only; 403 ends it at once"
         " [api-evangelist/postmark conventions, reading the overview of 2026-08]"
     ),
+    redelivers_for=timedelta(minutes=21),
     look_up=(
         "by our key: GET /messages/outbound?metadata_send_key=..., 45 days unless set otherwise; dates are US Eastern"
         " time [postmarkapp.com/developer/api/messages-api]"

@@ -53,6 +53,7 @@ FACTS: Final = Facts(
         "at once, then after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h, until any 2xx; the endpoint is disabled after"
         " about 5 days of failure [resend.com/docs/webhooks/retries-and-replays, svix-docs]"
     ),
+    redelivers_for=timedelta(hours=27),
     look_up=(
         "not by our key: the same request with the same Idempotency-Key answers with the first id for 24 hours; later"
         " GET /emails (by cursor, no filter) and GET /emails/{id} [resend/resend-openapi]"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Final
 
@@ -69,6 +69,7 @@ FACTS: Final = Facts(
         "at growing intervals for 24 hours until any 2xx [sendgrid/docs troubleshooting.md]; the same event three times"
         " on average and 46 times at worst was measured [sendgrid/docs#2933]"
     ),
+    redelivers_for=timedelta(hours=24),
     look_up=(
         "not by our key: POST /v3/logs by recipient, subject, category or time (30 days, no paging), then custom_args"
         " of GET /v3/logs/{sg_message_id} [twilio/sendgrid-oai tsg_logs_v3]"

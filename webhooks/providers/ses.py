@@ -36,6 +36,7 @@ FACTS: Final = Facts(
         "SNS to HTTPS: 3 retries 20 s apart, at most 1 h with an own delivery policy, never after a 4xx: give the"
         " subscription a dead-letter queue. SNS to SQS: 23 days [SNS-DG retries, prepare, dlq]"
     ),
+    redelivers_for=timedelta(minutes=1),
     look_up="not by our key; GetMessageInsights by message id only, with VDM on, 1 call/s [BC GetMessageInsights]",
     registration=(
         "sesv2 CreateConfigurationSetEventDestination with an SnsDestination, then sns Subscribe (https, raw delivery"
