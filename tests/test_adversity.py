@@ -135,7 +135,8 @@ async def test_a_same_key_release_that_expires_in_the_middle_of_a_pass_is_not_fa
     """Its attempt is as ambiguous as ever: only a pass that has taken it back may end it."""
     await same_key_release(db, KEY)
     await db.execute(EXPIRE, KEY)
-    [found] = await ledger.read_rows(await db.acquire(), [(await row(db, KEY))["wire_key"]])
+    async with db.acquire() as connection:
+        [found] = await ledger.read_rows(connection, [(await row(db, KEY))["wire_key"]])
     assert found["expires_at"] is None
     await reconcile(db, key_window=DAY)
     after = await row(db, KEY)
@@ -221,3 +222,92 @@ async def test_the_outcome_of_a_send_whose_id_was_known_before_the_call_is_follo
     await reconcile(db)
     await reconcile(db)
     assert ((await row(db, KEY))["state"], (await row(db, KEY))["delivery"]) == ("sent", "delivered")
+
+
+# Passes that are killed, schemas that change
+
+
+EVERYTHING_AT_ONCE = Rules(**{f: getattr(RULES, f) for f in RULES.__slots__} | {
+    "grace": timedelta(0), "give_up_after": timedelta(0), "retry_backoff": timedelta(0), "max_attempts": 10**6,
+    "on_unknown": "release",
+})
+KILL = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE application_name = 'victim' AND datname = current_database() AND state = 'active' ORDER BY random() LIMIT 1
+"""
+
+
+async def test_passes_killed_in_the_middle_leave_nothing_behind_that_the_next_does_not_end(
+    db: asyncpg.Pool, dsn: str
+) -> None:
+    rng, keys, ended = random.Random(7), [f"k{n}" for n in range(120)], Counter[str]()
+    accepted: set[str] = set()
+    over = asyncio.Event()
+
+    async def sender() -> None:
+        while not over.is_set():
+            key = rng.choice(keys)
+            heard = key in accepted
+            given = await claim(db, key, submit_within=0.001, fingerprint="f")
+            ended[given["outcome"]] += 1
+            assert not (heard and given["outcome"] == "claimed"), "a send with evidence of acceptance was given out"
+            if given["outcome"] == "claimed" and rng.random() < 0.6:
+                await fail(db, key, given["fence"], not_sent=rng.choice([True, None]))
+
+    async def receiver() -> None:
+        for key in keys[:80]:
+            await event(db, key, rng.choice(["accepted", "accepted", "none"]), message_id=f"m-{key}")
+            if await db.fetchval("SELECT bool_or(testimony = 'accepted') FROM provider_event WHERE wire_key = $1", key):
+                accepted.add(key)
+            await db.execute("SELECT pg_sleep(0.02)")
+        over.set()
+
+    async def passes() -> None:
+        async with asyncpg.create_pool(
+            dsn, min_size=1, max_size=2, server_settings={"application_name": "victim"}
+        ) as pool:
+            while not over.is_set():
+                try:
+                    await run_pass(pool, policies(EVERYTHING_AT_ONCE, DAY), who="victim")
+                    ended["whole"] += 1
+                except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError):
+                    ended["killed"] += 1
+
+    async def killer() -> None:
+        while not over.is_set():
+            await db.execute(KILL)
+            await db.execute("SELECT pg_sleep(0.005)")
+
+    await asyncio.gather(sender(), sender(), receiver(), passes(), passes(), killer())
+    assert ended["killed"] > 3
+    assert ended["claimed"] > 50
+    await db.execute("UPDATE send_log SET next_check_at = clock_timestamp() WHERE next_check_at IS NOT NULL")
+    for _ in range(2):
+        await reconcile(db, EVERYTHING_AT_ONCE)
+    rows = {r["send_key"]: r for r in await db.fetch("SELECT * FROM send_log")}
+    assert {rows[key]["state"] for key in accepted & set(rows)} == {"sent"}
+    assert all(r["next_check_at"] for r in rows.values() if r["state"] != "sent")
+
+
+async def test_every_function_goes_on_in_a_session_that_a_migration_overtook(db: asyncpg.Pool) -> None:
+    async def all_of_them(connection: Any, key: str) -> None:
+        fence = (await claim(connection, key))["fence"]
+        assert await fail(connection, key, fence, not_sent=None) == "waiting"
+        assert await confirm(connection, key, fence) == "sent"
+        await call(connection, "operator_release", key, "why", "me")
+        await call(connection, "operator_decide", key, "failed", "why", "me")
+
+    async with db.acquire() as session:
+        for n in range(8):
+            await all_of_them(session, f"before:{n}")
+        await db.execute("ALTER TABLE send_log ADD COLUMN new_one text DEFAULT 'x'")
+        await db.execute("ALTER TABLE provider_event ADD COLUMN new_one text")
+        await db.execute("ALTER TABLE verdict ADD COLUMN new_one text")
+        await all_of_them(session, "after")
+
+
+async def test_the_health_of_a_feed_reads_one_day_of_its_deliveries_by_index(db: asyncpg.Pool) -> None:
+    async with db.acquire() as connection, connection.transaction():
+        await connection.execute("SET LOCAL enable_seqscan = off")
+        plan = "\n".join(r[0] for r in await connection.fetch(f"EXPLAIN {FEED_HEALTH}", [FEED]))
+    assert "minute > " in next(line for line in plan.splitlines() if "Index Cond" in line), plan

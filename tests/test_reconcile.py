@@ -32,8 +32,7 @@ from kit import (
 from reconciler import ledger
 from reconciler.ledger import Decided
 from reconciler.policy import Action, Verdict
-from reconciler.postgres import EmbeddedPostgres
-from reconciler.reconcile import Scope, look, run_pass
+from reconciler.reconcile import Scope, look
 
 KEY = "order:1"
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -325,60 +324,6 @@ async def test_case_100_the_outcome_finds_the_row_in_either_spelling_of_the_addr
 
 
 # Many at once
-
-
-async def test_three_passes_and_two_receivers_over_the_same_rows_are_as_one(
-    pg: EmbeddedPostgres, dsn: str, db: asyncpg.Pool
-) -> None:
-    log_before = pg.log_file.read_text().count("deadlock detected")
-    await db.execute("""
-        INSERT INTO send_log (wire_key, send_key, feed, state, attempt, fence, first_claimed_at, claimed_at, submit_by,
-                              next_check_at, answered_at, sent_at, verdict_source, verdict_reason)
-        SELECT 'k-' || n, 'k-' || n, 'mg', CASE WHEN n % 3 = 0 THEN 'sent' ELSE 'claimed' END, 1, n, t, t, t,
-            CASE WHEN n % 3 <> 0 THEN t END, CASE WHEN n % 3 = 0 THEN t END, CASE WHEN n % 3 = 0 THEN t END,
-            CASE WHEN n % 3 = 0 THEN 'sender' END, CASE WHEN n % 3 = 0 THEN 'answered' END
-        FROM generate_series(1, 6000) n, LATERAL (SELECT now() - interval '2 hours' + n * interval '10 ms') AS old(t)
-    """)
-    await db.execute("""
-        INSERT INTO provider_event (feed, message_id, event_id, partition_at, wire_key, kind, testimony, source)
-        SELECT 'mg', 'm-' || n, 'e', '1970-01-01 00:00:00+00', 'k-' || n, 'delivered', 'accepted', 'http'
-        FROM generate_series(3, 6000, 3) n
-    """)
-    await stored_delivery(db)
-    pools = [await asyncpg.create_pool(dsn, min_size=1, max_size=2) for _ in range(5)]
-
-    async def receive(pool: asyncpg.Pool, offset: int) -> None:
-        for first in range(1 + offset, 6000, 300):
-            await pool.execute(
-                "INSERT INTO provider_event"
-                " (feed, message_id, event_id, partition_at, wire_key, kind, testimony, source)"
-                " SELECT 'mg', 'm-' || n, 'late', '1970-01-01 00:00:00+00', 'k-' || n, 'delivered', 'accepted', 'http'"
-                " FROM generate_series($1::int, $1::int + 297, 3) n ON CONFLICT DO NOTHING",
-                first,
-            )
-
-    async with asyncio.TaskGroup() as tasks:
-        passes = [tasks.create_task(run_pass(pool, policies(), who=f"p{n}")) for n, pool in enumerate(pools[:3])]
-        tasks.create_task(receive(pools[3], 0))
-        tasks.create_task(receive(pools[4], 0))
-    for pool in pools:
-        await pool.close()
-    await reconcile(db)
-    twice = await db.fetchval(
-        "SELECT count(*) FROM ("
-        " SELECT FROM verdict WHERE action = 'released' GROUP BY wire_key, fence HAVING count(*) > 1) x"
-    )
-    assert twice == 0
-    # n % 3 = 1: each was heard of, early or late; n % 3 = 2: nobody spoke of them, and all their neighbours were heard.
-    states = {r["rest"]: dict(json.loads(r["states"])) for r in await db.fetch(
-        "SELECT n % 3 AS rest, jsonb_object_agg(state, c)::text AS states FROM ("
-        " SELECT substr(wire_key, 3)::int % 3 AS n, state, count(*) AS c FROM send_log GROUP BY 1, 2) x GROUP BY 1"
-    )}  # fmt: skip
-    assert states[1] == {"sent": 2000}
-    assert set(states[2]) <= {"pending", "claimed"}
-    released = sum(task.result().counts["released:absent"] for task in passes)
-    assert released > 1900
-    assert pg.log_file.read_text().count("deadlock detected") == log_before
 
 
 async def test_two_webhooks_racing_on_one_row_end_the_same_in_every_round(db: asyncpg.Pool) -> None:
