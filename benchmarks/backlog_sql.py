@@ -104,6 +104,7 @@ WITH watched AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT count(*) AS n, count(*) FILTER (WHERE EXISTS (
             SELECT FROM provider_event e WHERE e.wire_key = c.wire_key AND e.feed = w.feed
+                AND (e.partition_at >= w.claimed_at - interval '1 day' OR e.partition_at = '1970-01-01 00:00:00+00')
                 AND e.source IN ('http', 'sqs', 'replay', 'back-fill'))) AS heard
         FROM (SELECT wire_key FROM send_log
               WHERE feed = w.feed AND answered_at IS NOT NULL AND attempt = 1
@@ -114,6 +115,7 @@ WITH watched AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT count(*) AS n, count(*) FILTER (WHERE EXISTS (
             SELECT FROM provider_event e WHERE e.wire_key = c.wire_key AND e.feed = w.feed
+                AND (e.partition_at >= w.claimed_at - interval '1 day' OR e.partition_at = '1970-01-01 00:00:00+00')
                 AND e.source IN ('http', 'sqs', 'replay', 'back-fill'))) AS heard
         FROM (SELECT wire_key FROM send_log
               WHERE feed = w.feed AND answered_at IS NOT NULL AND attempt = 1

@@ -117,17 +117,24 @@ LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
     ) AS heard
 $$;
 
+-- What became of a send's message, as far as any feed said: its rank and time; NULL: nothing was said.
+CREATE FUNCTION send_outcome(r send_log) RETURNS float8[]
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+DECLARE
+    by_id CONSTANT text[] := ARRAY[stand_in_key(r.feed, r.provider_message_id), stand_in_key(r.feed, r.known_message_id)];
+BEGIN
+    RETURN (
+        SELECT max(ARRAY[delivery_rank(e.kind), extract(epoch FROM coalesce(e.occurred_at, e.received_at))]::float8[])
+        FROM provider_event e
+        WHERE e.wire_key = r.wire_key
+           OR e.wire_key = ANY (by_id) AND (e.recipient IS NULL OR r.recipient_key IS NULL OR r.recipient_key = e.recipient));
+END $$;
+
 -- Notes what had become of a message before its row was sent; what is heard of it later, a pass follows.
 CREATE FUNCTION send_note_delivery(w text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
 DECLARE
-    r CONSTANT send_log := (SELECT l FROM send_log l WHERE l.wire_key = w);
-    by_id CONSTANT text[] := ARRAY[stand_in_key(r.feed, r.provider_message_id), stand_in_key(r.feed, r.known_message_id)];
-    best CONSTANT float8[] := (
-        SELECT max(ARRAY[delivery_rank(e.kind), extract(epoch FROM coalesce(e.occurred_at, e.received_at))]::float8[])
-        FROM provider_event e
-        WHERE e.wire_key = w
-           OR e.wire_key = ANY (by_id) AND (e.recipient IS NULL OR r.recipient_key IS NULL OR r.recipient_key = e.recipient));
+    best CONSTANT float8[] := (SELECT send_outcome(l) FROM send_log l WHERE l.wire_key = w);
 BEGIN
     UPDATE send_log l SET delivery = delivery_name(best[1]::int), delivery_at = to_timestamp(best[2])
     WHERE l.wire_key = w AND l.state = 'sent' AND best[1] > 0;
@@ -440,8 +447,8 @@ BEGIN
         failed_at = NULL, next_check_at = NULL, released_at = NULL, release_basis = NULL, retry_until = NULL,
         held_reason = NULL, held_since = NULL, updated_at = t
     WHERE l.wire_key = w;
-    PERFORM send_note_delivery(w);
     UPDATE release_outbox o SET cancelled_at = t WHERE o.wire_key = w AND o.delivered_at IS NULL AND o.cancelled_at IS NULL;
+    PERFORM send_note_delivery(w);
     IF r.state IN ('pending', 'failed') OR r.state = 'claimed' AND r.fence <> fence THEN
         INSERT INTO verdict (wire_key, attempt, fence, action, reason, source, who, feed, claimed_at, submit_by, message_id)
         VALUES (w, r.attempt, fence, 'sent', 'answered late: the row was ' || r.state, 'sender', 'send_confirm', r.feed,
@@ -484,6 +491,8 @@ BEGIN
             next_check_at = NULL, held_reason = NULL, held_since = NULL, cause = why, updated_at = t
         WHERE l.wire_key = w AND l.state = 'claimed' AND l.fence = r.fence;
         PERFORM send_note_delivery(w);
+        INSERT INTO verdict (wire_key, attempt, fence, action, reason, source, who, feed, claimed_at, submit_by, note)
+        VALUES (w, r.attempt, r.fence, 'sent', 'accepted', 'feed', 'send_fail', r.feed, r.claimed_at, r.submit_by, why);
         RETURN QUERY SELECT 'sent', 'accepted';
     ELSIF not_sent THEN
         UPDATE send_log l SET state = 'pending', not_sent_attempts = l.not_sent_attempts + 1, released_at = t,
@@ -496,6 +505,8 @@ BEGIN
         UPDATE send_log l SET state = 'failed', failed_at = t, verdict_source = 'sender', verdict_reason = why,
             next_check_at = NULL, held_reason = NULL, held_since = NULL, cause = why, updated_at = t
         WHERE l.wire_key = w AND l.state = 'claimed' AND l.fence = r.fence;
+        INSERT INTO verdict (wire_key, attempt, fence, action, reason, source, who, feed, claimed_at, submit_by)
+        VALUES (w, r.attempt, r.fence, 'failed', why, 'sender', 'send_fail', r.feed, r.claimed_at, r.submit_by);
         RETURN QUERY SELECT 'failed', why;
     ELSE
         UPDATE send_log l SET cause = why, updated_at = t

@@ -32,7 +32,7 @@ from webhooks.database import ACQUIRE_SECONDS, BoundedPool
 from webhooks.fetch import open_fetch
 from webhooks.inbox import Inbox, InboxBusy, InboxUnavailable
 from webhooks.provider import Fetch
-from webhooks.receiver import RECEIVER, Limits, make_receiver
+from webhooks.receiver import RECEIVER, Limits, make_receiver, make_runner
 from webhooks.writer import FAILURES
 
 Only = Literal["receiver", "reconciler"] | None
@@ -55,17 +55,17 @@ _log: Final = structlog.get_logger()
 
 
 async def serve(settings: Settings, only: Only = None) -> None:
-    """Serve until SIGTERM or SIGINT, then end what was begun and return; a second signal exits at once.
+    """Serve until SIGTERM, SIGINT or SIGHUP, then end what was begun and return; a second signal exits at once.
 
     `only` leaves out the other half. Raises UserError where a person must help: port in use, account or database name
     refused, old schema. A database that is away is waited for.
     """
-    stop = _stop_on_signals()
     daemon = Daemon(settings, only)
     async with AsyncExitStack() as stack:  # left from the end: the last thing entered is the first to stop
+        stop = _stop_on_signals(stack)
         stack.push_async_callback(daemon.close)
         fetch = await stack.enter_async_context(open_fetch())
-        runner = _runner(daemon.app(fetch))
+        runner = make_runner(daemon.app(fetch), DRAIN_SECONDS)
         stack.push_async_callback(runner.cleanup)
         urls = await _listen_http(runner, settings)
         stack.callback(daemon.drain)
@@ -292,23 +292,21 @@ async def _until(stop: asyncio.Event, opening: Coroutine[Any, Any, None]) -> Non
         await asyncio.gather(opened, stopped, return_exceptions=True)
 
 
-def _stop_on_signals() -> asyncio.Event:
-    stop = asyncio.Event()
+def _stop_on_signals(stack: AsyncExitStack) -> asyncio.Event:
+    """Return what the first signal sets. The handlers are Python's own: they run while something blocks the loop."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    signals: list[int] = []
 
-    def heard(number: int) -> None:
-        if stop.is_set():
+    def heard(number: int, _frame: object) -> None:
+        signals.append(number)
+        if len(signals) > 1:
             os._exit(128 + number)
-        stop.set()
+        loop.call_soon_threadsafe(stop.set)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, heard, number)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            stack.callback(signal.signal, number, signal.signal(number, heard))
     return stop
-
-
-def _runner(app: web.Application) -> web.AppRunner:
-    return web.AppRunner(
-        app, auto_decompress=False, handler_cancellation=False, access_log=None, shutdown_timeout=DRAIN_SECONDS
-    )
 
 
 async def _listen_http(runner: web.AppRunner, settings: Settings) -> list[str]:
@@ -317,6 +315,8 @@ async def _listen_http(runner: web.AppRunner, settings: Settings) -> list[str]:
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
+    except UnicodeError as error:
+        raise UserError(f"receiver.host {host!r} is no name of a host: set receiver.host") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(f"port {port} on {host} is in use: stop the other program, or set receiver.port") from error

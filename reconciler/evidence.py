@@ -107,8 +107,11 @@ WITH page AS MATERIALIZED (
        OR EXISTS (SELECT FROM provider_event e WHERE e.wire_key = p.wire_key AND e.testimony = 'accepted')
 ), moved AS (
     UPDATE send_log s SET state = 'sent', sent_at = clock_timestamp(), failed_at = NULL,
-        verdict_source = 'feed', verdict_reason = 'accepted', updated_at = clock_timestamp()
-    FROM (SELECT wire_key, failed_at FROM heard WHERE said = 'accepted' ORDER BY wire_key) AS h
+        verdict_source = 'feed', verdict_reason = 'accepted',
+        delivery = delivery_name(h.best[1]::int),
+        delivery_at = CASE WHEN h.best[1] > 0 THEN to_timestamp(h.best[2]) END, updated_at = clock_timestamp()
+    FROM (SELECT wire_key, heard.failed_at, send_outcome(l) AS best FROM heard JOIN send_log l USING (wire_key)
+          WHERE said = 'accepted' ORDER BY wire_key) AS h
     WHERE s.wire_key = h.wire_key AND s.state = 'failed' AND s.failed_at = h.failed_at
     RETURNING s.wire_key, s.attempt, s.fence, s.feed, s.claimed_at, s.submit_by, s.provider_message_id
 ), noted AS (

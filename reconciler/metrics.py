@@ -94,7 +94,7 @@ WITH lately AS (
     SELECT feed, n, last_at, outcome LIKE 'refused:%' AS refused,
            max(last_at) FILTER (WHERE outcome IN ('stored', 'control')) OVER (PARTITION BY feed) AS stored_at
     FROM feed_delivery
-    WHERE minute > clock_timestamp() - interval '1 day'
+    WHERE minute > statement_timestamp() - interval '1 day'
 )
 SELECT feed, max(stored_at) AS stored_at, max(last_at) FILTER (WHERE refused) AS refused_at,
        coalesce(sum(n) FILTER (WHERE refused AND last_at > coalesce(stored_at, '-infinity')), 0)::int AS in_a_row

@@ -28,6 +28,9 @@ LOCK_TIMEOUT: Final = 5.0
 STATEMENT_TIMEOUT: Final = 600.0
 """Seconds one migration may take in a transaction."""
 
+LOOK_TIMEOUT: Final = 30.0
+"""Seconds that looking at what ran may take: a server may take connections and then say nothing more."""
+
 BUILD_TIMEOUT: Final = 6 * 3600.0
 """Seconds one that runs outside of a transaction may take: it builds an index, and nobody waits for it."""
 
@@ -109,7 +112,7 @@ async def migrate(
 async def pending(dsn: str, folder: Path | None = None) -> list[str]:
     """The names of the files not yet applied. Changes nothing; raises as `migrate` does, for drift too."""
     migrations = load(folder)
-    async with _connection(dsn) as connection:
+    async with _connection(dsn) as connection, asyncio.timeout(LOOK_TIMEOUT):
         await _require_schema(connection)
         done = await _applied(connection) if await _table_exists(connection) else {}
         _refuse_drift(migrations, done)
@@ -126,7 +129,7 @@ async def _connection(dsn: str) -> AsyncIterator[asyncpg.Connection]:
         raise DatabaseUnavailable(describe_connection_error(dsn, error)) from error
     try:
         yield connection
-    except (OSError, asyncpg.PostgresConnectionError) as error:
+    except (OSError, asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError) as error:  # it goes down
         raise DatabaseUnavailable(describe_connection_error(dsn, error)) from error
     except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise MigrationError(f"migrate: {_one_line(error)}") from error

@@ -113,6 +113,8 @@ def _read_text(file: Path) -> str:
 def _parse(text: str, file: Path | None) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError([f"{file}: is nested too deeply: settings have at most a few levels"]) from None
     except tomllib.TOMLDecodeError as error:
         reason = str(error)
         found = _TOML_PLACE.search(reason)

@@ -133,7 +133,12 @@ def _path(value: object) -> object:
         return value
     if not value:
         raise ValueError("is empty: write a path, or remove the setting")
-    return CONTEXT.get().folder / Path(value).expanduser()
+    if "\0" in value:
+        raise ValueError("holds a zero byte: write a path")
+    try:
+        return CONTEXT.get().folder / Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError("begins with ~, and there is no such home directory: write the path in full") from None
 
 
 def masked_url(url: str) -> str:

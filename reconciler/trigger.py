@@ -13,6 +13,7 @@ from yarl import URL
 
 from reconciler.errors import UserError
 from reconciler.settings import Settings
+from reconciler.settings_values import masked_url
 from webhooks.provider import Delivery, Feed, NoSample
 from webhooks.registry import PROVIDERS
 
@@ -53,15 +54,18 @@ async def post_samples(base: str, feed: Feed, kind: str, keys: Sequence[str], no
         samples = [(key, PROVIDERS[feed.provider].sample(kind, key, feed, now)) for key in keys]
     except NoSample as error:
         raise UserError(str(error)) from None
+    place = masked_url(base)
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SECONDS)) as session:
             return [await _post(session, f"{base}/webhooks/{feed.name}", key, sample) for key, sample in samples]
     except TimeoutError:
-        raise UserError(f"the receiver at {base} did not answer within {SECONDS:g} s") from None
+        raise UserError(f"the receiver at {place} did not answer within {SECONDS:g} s") from None
     except (aiohttp.ClientConnectorError, ConnectionError):
-        raise UserError(f"no receiver answers at {base}: start it with reconciler serve, or say --url") from None
+        raise UserError(f"no receiver answers at {place}: start it with reconciler serve, or say --url") from None
     except (aiohttp.ClientError, ValueError) as error:
-        raise UserError(f"{base} can't be posted to: {error}") from None
+        raise UserError(
+            f"{place} can't be posted to ({type(error).__name__}): write --url as in http://host:port"
+        ) from None
 
 
 async def _post(session: aiohttp.ClientSession, url: str, key: str, sample: Delivery) -> Answered:

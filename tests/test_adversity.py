@@ -12,7 +12,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-
 from kit import (
     FEED,
     RULES,
@@ -21,18 +20,18 @@ from kit import (
     confirm,
     event,
     fail,
-    make_due,
     old_claim,
     policies,
+    reasons,
     reconcile,
     row,
     state,
-    stored_delivery,
     wait_until_somebody_waits_for_a_lock,
 )
+
 from reconciler import guard, ledger
 from reconciler.feeds import FEED_HEALTH, pause
-from reconciler.policy import Action, Rules
+from reconciler.policy import Rules
 from reconciler.reconcile import Scope, run_pass
 
 KEY = "order:1"
@@ -155,7 +154,7 @@ async def test_thousands_of_same_key_releases_are_taken_back_page_by_page(db: as
     await db.execute(
         """INSERT INTO send_log (wire_key, send_key, feed, attempt, fence, first_claimed_at, claimed_at, submit_by,
                released_at, release_basis, retry_until, next_check_at)
-           SELECT 'k' || n, 'k' || n, 'mg', 1, n, now(), now(), now() + '60s', now(), 'same_key_retry', now(), now() + '1h'
+           SELECT 'k' || n, 'k' || n, 'mg', 1, n, now(), now(), now(), now(), 'same_key_retry', now(), now() + '1h'
            FROM generate_series(1, 2500) AS n"""
     )
     await reconcile(db)
@@ -216,6 +215,16 @@ async def test_an_outcome_heard_long_before_the_first_claim_is_kept(db: asyncpg.
     assert (await row(db, KEY))["delivery"] == "bounced"
 
 
+async def test_an_outcome_heard_long_before_a_failure_is_corrected_is_kept(db: asyncpg.Pool) -> None:
+    """Failed rows are looked at every few minutes only, and outcomes never wait for them."""
+    fence = (await claim(db, KEY))["fence"]
+    await fail(db, KEY, fence, not_sent=False)
+    await event(db, KEY, kind="complained")
+    await db.execute(LATER)
+    await reconcile(db)
+    assert ((await row(db, KEY))["state"], (await row(db, KEY))["delivery"]) == ("sent", "complained")
+
+
 async def test_the_outcome_of_a_send_whose_id_was_known_before_the_call_is_followed(db: asyncpg.Pool) -> None:
     await claim(db, KEY, known_message_id="op-1")
     await event(db, None, kind="delivered", message_id="op-1")
@@ -224,13 +233,27 @@ async def test_the_outcome_of_a_send_whose_id_was_known_before_the_call_is_follo
     assert ((await row(db, KEY))["state"], (await row(db, KEY))["delivery"]) == ("sent", "delivered")
 
 
+async def test_a_senders_failure_is_remembered_after_the_row_has_moved_on(db: asyncpg.Pool) -> None:
+    fence = (await claim(db, KEY))["fence"]
+    await fail(db, KEY, fence, "no such mailbox", not_sent=False)
+    await call(db, "operator_release", KEY, "corrected", "me")
+    await claim(db, KEY)
+    assert await reasons(db, KEY) == ["failed:no such mailbox", "released:operator"]
+
+
 # Passes that are killed, schemas that change
 
 
-EVERYTHING_AT_ONCE = Rules(**{f: getattr(RULES, f) for f in RULES.__slots__} | {
-    "grace": timedelta(0), "give_up_after": timedelta(0), "retry_backoff": timedelta(0), "max_attempts": 10**6,
-    "on_unknown": "release",
-})
+EVERYTHING_AT_ONCE = Rules(
+    **{f: getattr(RULES, f) for f in RULES.__slots__}
+    | {
+        "grace": timedelta(0),
+        "give_up_after": timedelta(0),
+        "retry_backoff": timedelta(0),
+        "max_attempts": 10**6,
+        "on_unknown": "release",
+    }
+)
 KILL = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE application_name = 'victim' AND datname = current_database() AND state = 'active' ORDER BY random() LIMIT 1

@@ -163,7 +163,9 @@ async def test_text_that_postgresql_refuses_loses_no_event(db, inbox, nasty):
 @given(address=st.one_of(st.emails(), st.text(max_size=400), st.from_regex(r"[ -~]{0,20}@[ -~]{0,20}", fullmatch=True)))
 def test_the_quick_way_to_normalise_a_recipient_is_the_slow_one(address):
     normal = normal_recipient(address)
-    assert rows._recipient(address) == (storable(normal)[: rows.MAX_RECIPIENT] if normal else None)
+    assert rows._recipient(address) == (
+        storable(normal).replace(rows.SEPARATOR, "\ufffd")[: rows.MAX_RECIPIENT] if normal else None
+    )
 
 
 # Once

@@ -20,7 +20,7 @@ from prometheus_client import generate_latest
 from receiver_app import NOW, PLAIN, Cut, Plain, random_bytes, running, signature, signed
 from structlog.testing import capture_logs
 
-from webhooks.answers import Quiet
+from webhooks.quiet import Quiet
 from webhooks.database import connect_pool
 from webhooks.fetch import open_fetch
 from webhooks.inbox import Inbox, InboxUnavailable

@@ -155,7 +155,7 @@ async def test_a_failed_send_says_until_when_late_evidence_still_counts(db: asyn
     until = (await row(db, "order:1"))["failed_at"] + timedelta(days=7)
     assert story.next is not None
     assert f"{until:%Y-%m-%dT%H:%M:%SZ}" in story.next.text
-    assert "verdict: failed: 422 bad address (by the sender)" in told(story)
+    assert "verdict: failed: 422 bad address (by sender, send_fail)" in told(story)
 
 
 async def test_an_operators_note_is_told_with_its_author(db: asyncpg.Pool) -> None:

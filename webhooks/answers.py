@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The receiver's answers, and how often it may log that it gave them."""
+"""The receiver's answers."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final
 
@@ -46,22 +45,3 @@ def refused(status: int, reason: str, hint: str, retry_after: int) -> web.Respon
 def later(status: int, reason: str, retry_after: int) -> web.Response:
     """Ask the provider to deliver again: not stored, for our reasons."""
     return problem(status, f"not stored, deliver again ({reason})", {hdrs.RETRY_AFTER: str(retry_after)})
-
-
-class Quiet:
-    """Lets one log line of a kind through every `every` seconds, so that a flood of deliveries can't fill a disk."""
-
-    def __init__(self, every: float = 60.0, seconds: Callable[[], float] = time.monotonic) -> None:
-        self._every = every
-        self._seconds = seconds
-        self._last: dict[tuple[str, str], tuple[float, int]] = {}
-
-    def silenced(self, feed: str, reason: str) -> int | None:
-        """Return how many lines were silenced since the last one, or None where this one is silenced, too."""
-        now = self._seconds()
-        since, silenced = self._last.get((feed, reason), (now - self._every, 0))
-        if now - since < self._every:
-            self._last[feed, reason] = (since, silenced + 1)
-            return None
-        self._last[feed, reason] = (now, 0)
-        return silenced

@@ -24,6 +24,9 @@ ON_LOOP: Final = 65_536
 AT_ONCE: Final = 2
 """How many bodies are inflated in threads at a time."""
 
+BODIES_AT_ONCE: Final = 4
+"""How many bodies of the greatest size may be on their way at a time: nobody has proved yet who sends them."""
+
 MAX_MEMBERS: Final = 100
 """Gzip members that one body may be made of; each costs a copy of what follows it."""
 
@@ -42,16 +45,24 @@ class BodyRefusedError(Exception):
         self.reason = reason
 
 
+class BodiesBusyError(Exception):
+    """Too many large bodies are on their way: this one has to be sent again."""
+
+
 class BodyReader:
-    """Reads bodies of at most `max_body` bytes, before and after inflation, that arrive within `seconds`."""
+    """Reads bodies of at most `max_body` bytes, before and after inflation, that arrive within `seconds`.
+
+    What has arrived of all unfinished bodies together is bounded, too.
+    """
 
     def __init__(self, max_body: int, seconds: float = 30.0) -> None:
         self._max = max_body
         self._seconds = seconds
         self._threads = asyncio.Semaphore(AT_ONCE)
+        self._arriving = 0
 
     async def read(self, request: web.BaseRequest) -> bytes:
-        """Return the whole body, inflated. Raises BodyRefusedError."""
+        """Return the whole body, inflated. Raises BodyRefusedError or BodiesBusyError."""
         encoding = request.headers.get("Content-Encoding", "").strip().lower()
         if encoding not in _PLAIN and encoding not in _ENCODINGS:
             raise BodyRefusedError(415, "encoding", "content encodings that can be read: gzip, deflate")
@@ -74,14 +85,24 @@ class BodyReader:
         try:
             async with asyncio.timeout(self._seconds):
                 while piece := await content.readany():
+                    self._arriving += len(piece)
                     pieces += piece
-                    if len(pieces) > self._max:
-                        raise self._too_large()
+                    self._check_size(len(pieces))
         except TimeoutError:
             raise BodyRefusedError(408, "slow", f"the body did not arrive within {self._seconds:g} s") from None
         except web.RequestPayloadError:
             raise BodyRefusedError(400, "body", "the body's transfer encoding is broken") from None
+        except ConnectionError:  # its sender hung up, and will hear no answer
+            raise BodyRefusedError(400, "cut_off", "the connection ended before the body did") from None
+        finally:
+            self._arriving -= len(pieces)
         return bytes(pieces)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max:
+            raise self._too_large()
+        if self._arriving > BODIES_AT_ONCE * self._max:
+            raise BodiesBusyError
 
     async def _inflated(self, data: bytes, encoding: str) -> bytes:
         limit = min(self._max, max(SMALL, MAX_RATIO * len(data)))

@@ -118,8 +118,11 @@ class Inbox:
         try:
             async with asyncio.timeout(ACQUIRE_SECONDS), self._pool.acquire(timeout=ACQUIRE_SECONDS) as connection:
                 await read_layout(connection)
+                writable = await connection.fetchval(WRITABLE)
         except FAILURES as error:
             raise InboxUnavailable(type(error).__name__) from None
+        if not writable:
+            raise InboxUnavailable("the database is read-only")
 
     async def close(self) -> None:
         """Take nothing more, commit what waits, and give the connections back. May be called twice."""
@@ -189,6 +192,9 @@ class Inbox:
     def _measure(self) -> None:
         metrics.QUEUED_EVENTS.set(self._events)
         metrics.QUEUED_BYTES.set(self._bytes)
+
+
+WRITABLE: Final = "SELECT current_setting('transaction_read_only') = 'off'"
 
 
 def _fail(done: asyncio.Future[int], error: Exception) -> None:

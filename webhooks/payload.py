@@ -116,7 +116,7 @@ def at(value: object, *path: str) -> Any:
 
 def text_at(value: object, *path: str) -> str | None:
     """Return non-empty text at a path; a number is written out whole (ids come as either), anything else is None."""
-    found = at(value, *path)
+    found = at(value, *path) if path else value
     if isinstance(found, str):
         return found or None
     if isinstance(found, int) and not isinstance(found, bool):

@@ -6,6 +6,7 @@ Read the body, verify, parse, store, answer. "Done" is only ever said after the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from traceback import extract_tb
@@ -15,8 +16,7 @@ import structlog
 from aiohttp import hdrs, web
 
 from webhooks import answers, metrics
-from webhooks.answers import Quiet
-from webhooks.body import BodyReader, BodyRefusedError
+from webhooks.body import BodiesBusyError, BodyReader, BodyRefusedError
 from webhooks.counters import Counters
 from webhooks.event import Event, Kind, Testimony, derived_id
 from webhooks.inbox import Inbox, InboxBusy, InboxUnavailable, Stored
@@ -33,6 +33,7 @@ from webhooks.provider import (
     Refused,
     Verdict,
 )
+from webhooks.quiet import Quiet, UnreadableRequests
 from webhooks.registry import PROVIDERS
 
 _log: Final = structlog.get_logger()
@@ -41,6 +42,11 @@ _NOTHING: Final = Stored(0, 0)
 METHODS: Final[dict[str, str]] = {hdrs.ALLOW: "GET,HEAD,POST"}
 LINGER_SECONDS: Final = 2.0
 """How long a refused request is read to its end, so that its sender sees the answer rather than a reset."""
+
+IDLE_SECONDS: Final = 630.0
+"""How long a connection may send no whole request head: longer than load balancers keep theirs (up to 600 s)."""
+
+_UNREADABLE: Final = UnreadableRequests()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,8 @@ class Receiver:
         except BodyRefusedError as error:
             self._note_refused(feed, error.reason, str(error))
             return answers.problem(error.status, str(error))
+        except BodiesBusyError:
+            return self._put_off(feed, provider, "busy")
         except NotStored as error:
             return self._put_off(feed, provider, str(error))
 
@@ -233,8 +241,10 @@ def make_runner(app: web.Application, shutdown_seconds: float = 60.0) -> web.App
     Bodies come as they were sent, since we inflate them in bounded pieces; a handler runs to its end though the client
     hung up, since its event is to be stored; an access log would halve the speed.
     """
+    logging.getLogger("aiohttp.server").addFilter(_UNREADABLE)
     return web.AppRunner(
         app,
+        keepalive_timeout=IDLE_SECONDS,
         auto_decompress=False,
         handler_cancellation=False,
         access_log=None,

@@ -34,6 +34,9 @@ UNDATED: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_RECIPIENT: Final = 320
 MAX_REASON: Final = 500
 
+SEPARATOR: Final = "\x1f"
+"""Stands between the values of a column that is handed over as one text; no value holds it."""
+
 _ROW_BYTES: Final = 300  # what a row takes beside its raw bytes, roughly
 
 
@@ -136,11 +139,11 @@ def _id(value: str) -> str:
     # Nearly all ids are short and plain, and asking for that costs a tenth of making sure.
     if len(value) <= MAX_ID and value.isascii() and value.isprintable():
         return value
-    return storable(bounded_id(value))
+    return _fit(bounded_id(value))
 
 
 def _text(value: str, longest: int) -> str:
-    return value[:longest] if value.isprintable() else storable(value[:longest])
+    return value[:longest] if value.isprintable() else _fit(value[:longest])
 
 
 def _recipient(address: str) -> str | None:
@@ -148,4 +151,8 @@ def _recipient(address: str) -> str | None:
     if at and address.isascii() and address.isprintable() and "<" not in address and " " not in address:
         return f"{local}@{domain.lower()}"[:MAX_RECIPIENT]
     normal = normal_recipient(address)
-    return storable(normal)[:MAX_RECIPIENT] if normal else None
+    return _fit(normal)[:MAX_RECIPIENT] if normal else None
+
+
+def _fit(text: str) -> str:
+    return storable(text).replace(SEPARATOR, "\ufffd")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import hmac
 import re
 from collections.abc import Iterable, Mapping
@@ -47,7 +46,7 @@ def octets(value: str | bytes) -> bytes:
 
 def hmac_sha256(key: str | bytes, message: bytes) -> bytes:
     """Return the HMAC-SHA256 of a message."""
-    return hmac.digest(octets(key), message, hashlib.sha256)
+    return hmac.digest(octets(key), message, "sha256")
 
 
 def decode_base64(text: str) -> bytes | None:
@@ -58,14 +57,21 @@ def decode_base64(text: str) -> bytes | None:
         return None
 
 
-def signing_secrets(secrets: Iterable[str]) -> list[str]:
+@lru_cache(maxsize=1024)  # asked at every delivery, of the few lists of secrets that are configured
+def signing_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
     """Return the secrets that sign, without those that the request carries by itself."""
-    return [secret for secret in secrets if secret.strip() and not secret.startswith(CREDENTIAL_SCHEMES)]
+    return tuple(secret for secret in secrets if secret.strip() and not secret.startswith(CREDENTIAL_SCHEMES))
 
 
-def carries_credential(delivery: Delivery, secrets: Iterable[str]) -> bool:
+@lru_cache(maxsize=1024)
+def _credentials(secrets: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(secret for secret in secrets if secret.startswith(CREDENTIAL_SCHEMES))
+
+
+def carries_credential(delivery: Delivery, secrets: tuple[str, ...]) -> bool:
     """Say whether the request carries one of the `basic:`, `bearer:`, `header:` or `query:` secrets."""
-    return any(_carries(delivery, secret) for secret in secrets)
+    credentials = _credentials(secrets)
+    return bool(credentials) and any(_carries(delivery, credential) for credential in credentials)
 
 
 def _carries(delivery: Delivery, secret: str) -> bool:
@@ -209,9 +215,10 @@ def standard_webhook_id(delivery: Delivery) -> str | None:
     return _standard_header(delivery, "id") or None
 
 
-def standard_webhook_keys(secrets: Iterable[str]) -> list[bytes]:
+@lru_cache(maxsize=1024)
+def standard_webhook_keys(secrets: tuple[str, ...]) -> tuple[bytes, ...]:
     """Return the HMAC keys among the secrets: `whsec_` and base64, or bare base64."""
-    return [key for secret in signing_secrets(secrets) if (key := standard_webhook_key(secret))]
+    return tuple(key for secret in signing_secrets(secrets) if (key := standard_webhook_key(secret)))
 
 
 def standard_webhook_key(secret: str) -> bytes | None:

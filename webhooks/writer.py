@@ -12,7 +12,8 @@ import structlog
 
 from webhooks import metrics
 from webhooks.database import ACQUIRE_SECONDS, is_behind_pooler
-from webhooks.rows import RowMaker, Rows, halves, reduced
+from webhooks.quiet import Quiet
+from webhooks.rows import SEPARATOR, UNDATED, Key, RowMaker, Rows, halves, reduced
 
 Fresh = Sequence[Sequence[object]]
 """The rows that were not there before; each begins with wire key, message id, event id and feed."""
@@ -56,6 +57,32 @@ async def read_layout(connection: Any) -> RowMaker:
     return RowMaker(namespace, [month for (month,) in months])
 
 
+# Whose rows were new is only told when it must be asked: none and all need no list.
+STORE_EVENTS: Final = """
+WITH fresh AS (
+    INSERT INTO provider_event (wire_key, message_id, event_id, feed, kind, testimony, source, recipient, reason,
+        partition_at, occurred_at, raw)
+    SELECT wire_key, message_id, event_id, feed, kind, testimony, source, recipient, reason,
+        CASE WHEN dated = 't' THEN occurred_at ELSE '1970-01-01 00:00:00+00' END, occurred_at, raw
+    FROM unnest(string_to_array($1, E'\\x1f'), string_to_array($2, E'\\x1f'), string_to_array($3, E'\\x1f'),
+        string_to_array($4, E'\\x1f'), string_to_array($5, E'\\x1f'), string_to_array($6, E'\\x1f'),
+        string_to_array($7, E'\\x1f'), string_to_array($8, E'\\x1f', ''), string_to_array($9, E'\\x1f', ''),
+        string_to_array($10, NULL), $11::timestamptz[], $12::bytea[])
+        AS given (wire_key, message_id, event_id, feed, kind, testimony, source, recipient, reason,
+            dated, occurred_at, raw)
+    ON CONFLICT DO NOTHING
+    RETURNING wire_key, message_id, event_id, feed
+), counted AS (
+    SELECT count(*) AS n FROM fresh
+)
+SELECT n,
+    CASE WHEN n BETWEEN 1 AND cardinality($12) - 1
+        THEN (SELECT array_agg(ARRAY[wire_key, message_id, event_id, feed]) FROM fresh) END AS idents,
+    CASE WHEN n > 0 THEN pg_notify('evidence', '') END AS told
+FROM counted
+"""
+
+
 class Writer:
     """Stores one batch at a time over a connection that it keeps. `rows` is a newer maker of rows, where it got one."""
 
@@ -65,6 +92,7 @@ class Writer:
         self._seconds = seconds
         self._connection: Any = None
         self._pooled = False
+        self._quiet = Quiet()
 
     async def store(self, rows: Rows) -> Fresh:
         """Return which rows were new, once all are committed. Raises FAILURES if that can't be said.
@@ -88,8 +116,9 @@ class Writer:
 
     def report(self, error: Exception, events: int) -> None:
         """Log that a batch was not stored, and let go of the connection, which may be what ails."""
-        code = getattr(error, "sqlstate", None)
-        _log.error("inbox_not_stored", error=type(error).__name__, sqlstate=code, events=events)
+        name, code = type(error).__name__, getattr(error, "sqlstate", None)
+        if (before := self._quiet.silenced("", name)) is not None:
+            _log.error("inbox_not_stored", error=name, sqlstate=code, events=events, unlogged_before=before)
         self._drop()
 
     async def _in_halves(self, rows: Rows) -> Fresh:
@@ -123,9 +152,8 @@ class Writer:
         return await self._insert(rows)
 
     async def _insert(self, rows: Rows) -> Fresh:
-        # Sorted by their key: unsorted batches of two writers deadlock.
-        keys = sorted(rows)
-        columns = (*zip(*keys, strict=True), *zip(*map(rows.__getitem__, keys), strict=True))
+        keys = sorted(rows)  # unsorted batches of two writers deadlock
+        columns = _columns(keys, rows)
         connection = await self._connected()
         with metrics.COMMIT_SECONDS.time():
             if self._pooled:
@@ -153,25 +181,18 @@ class Writer:
                 connection.terminate()
 
 
-# Whose rows were new is only told when it must be asked: none and all need no list.
-STORE_EVENTS: Final = """
-WITH fresh AS (
-    INSERT INTO provider_event (wire_key, message_id, event_id, feed, partition_at,
-        occurred_at, kind, testimony, recipient, reason, source, raw)
-    SELECT wire_key, message_id, event_id, feed, partition_at,
-        occurred_at, kind, testimony, recipient, reason, source, raw
-    FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::timestamptz[],
-        $6::timestamptz[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::bytea[])
-        AS given (wire_key, message_id, event_id, feed, partition_at,
-            occurred_at, kind, testimony, recipient, reason, source, raw)
-    ON CONFLICT DO NOTHING
-    RETURNING wire_key, message_id, event_id, feed
-), counted AS (
-    SELECT count(*) AS n FROM fresh
-)
-SELECT n,
-    CASE WHEN n BETWEEN 1 AND cardinality($1) - 1
-        THEN (SELECT array_agg(ARRAY[wire_key, message_id, event_id, feed]) FROM fresh) END AS idents,
-    CASE WHEN n > 0 THEN pg_notify('evidence', '') END AS told
-FROM counted
-"""
+def _columns(keys: list[Key], rows: Rows) -> tuple[object, ...]:
+    """Return the arguments of STORE_EVENTS.
+
+    Text goes as one text a column: asyncpg looks at each element of an array several times, which costs more than
+    everything else that is done for an event.
+    """
+    wire, message, event, feed, partition = zip(*keys, strict=True)
+    occurred, kind, testimony, recipient, reason, source, raw = zip(*map(rows.__getitem__, keys), strict=True)
+    texts = (wire, message, event, feed, kind, testimony, source, *map(_with_blanks, (recipient, reason)))
+    dated = "".join(["f" if at is UNDATED else "t" for at in partition])
+    return (*map(SEPARATOR.join, texts), dated, occurred, raw)
+
+
+def _with_blanks(column: tuple[str | None, ...]) -> list[str]:
+    return [value or "" for value in column]

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import click
 
-from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, json_option
+from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, json_option, sql_text
 from reconciler.cli.text import say, say_json, say_table
 from reconciler.errors import DatabaseUnavailable, UserError, describe_connection_error
 
@@ -61,8 +61,9 @@ async def _migrate(app: App, check: bool, namespace: str | None) -> list[str]:
 
 @click.command(cls=Command, epilog='Example: reconciler psql -c "SELECT state, count(*) FROM send_log GROUP BY 1"')
 @click.option(
-    "-c", "--command", "sql", metavar="SQL", help="Run these statements, each by itself, and print the results."
-)
+    "-c", "--command", "sql", metavar="SQL", callback=sql_text,
+    help="Run these statements, each by itself, and print the results.",
+)  # fmt: skip
 @json_option
 @click.pass_obj
 def psql(app: App, sql: str | None, as_json: bool) -> None:
@@ -113,13 +114,9 @@ async def _run_all(connection: asyncpg.Connection, sql: str, as_json: bool) -> N
     results: list[Result] = []
     statements = split(sql)
     for number, statement in enumerate(statements, 1):
-        if statement.startswith("\\"):
-            raise UserError(
-                f"{statement.split()[0]} is a command of the psql program, not SQL: reconciler psql opens it"
-            )
         try:
             result = await run(connection, statement)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, UserError) as error:
             if as_json and results:
                 say_json(results)
             place = f" (statement {number} of {len(statements)})" if len(statements) > 1 else ""

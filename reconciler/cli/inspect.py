@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, json_option, key_text, unknown
-from reconciler.cli.text import say, say_json, say_table, when
+from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, feed_text, json_option, key_text, unknown
+from reconciler.cli.text import printable, say, say_json, say_table, when
 
 if TYPE_CHECKING:
     from reconciler.findings import Finding
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--check", is_flag=True, help="Print only what needs a person, a line each, and exit with 3 if anything does."
 )
-@click.option("--feed", metavar="FEED", help="Only this feed and its sends.")
+@click.option("--feed", metavar="FEED", callback=feed_text, help="Only this feed and its sends.")
 @json_option
 @click.pass_obj
 def status(app: App, check: bool, feed: str | None, as_json: bool) -> None:
@@ -149,7 +149,7 @@ def why(app: App, key: str, show_recipient: bool, as_json: bool) -> None:
     else:
         _say_story(key, story)
     if story.state is None:
-        raise Failed(f"{key}: {story.standing}")
+        raise Failed(f"{printable(key)}: {story.standing}")
 
 
 def _say_story(key: str, story: Story) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from reconciler.cli.root import App, Command, Failed, json_option, key_text, operator, reason_text
+from reconciler.cli.root import App, Command, Failed, feed_text, json_option, key_text, operator, reason_text
 from reconciler.cli.text import say, say_json, say_table
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _verb(statement: str, verb: str, summary: str) -> click.Command:
     @click.command(verb, cls=Command, help=summary, epilog=HELD_EXAMPLE.format(verb=verb))
     @click.argument("keys", metavar="[KEY]...", nargs=-1, callback=key_text)
     @click.option("--held", is_flag=True, help="All held sends, instead of keys.")
-    @click.option("--feed", metavar="FEED", help="With --held: those of this feed only.")
+    @click.option("--feed", metavar="FEED", callback=feed_text, help="With --held: those of this feed only.")
     @click.option("--reason", metavar="TEXT", required=True, callback=reason_text, help="Why; why KEY will show it.")
     @click.option("--yes", is_flag=True, help="Do not ask before --held, which is asked on a terminal only.")
     @json_option
@@ -131,7 +131,7 @@ def _report(done: list[Done], as_json: bool) -> None:
 def _on_feeds(function: Callable[..., None]) -> Callable[..., None]:
     """Add what pause and resume take."""
     function = click.option("--reason", metavar="TEXT", required=True, callback=reason_text, help="Why.")(function)
-    return click.option("--feed", metavar="FEED", help="Only this feed. Default: all.")(function)
+    return click.option("--feed", metavar="FEED", callback=feed_text, help="Only this feed. Default: all.")(function)
 
 
 @click.command(cls=Command, epilog='Example: reconciler pause --feed sendgrid-main --reason "incident 17"')

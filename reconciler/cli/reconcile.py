@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from reconciler.cli.root import App, Command, json_option, key_text, operator
+from reconciler.cli.root import App, Command, feed_text, json_option, key_text, operator
 from reconciler.cli.text import say, say_json, say_table
 from reconciler.errors import UserError
 
@@ -21,7 +21,7 @@ MOST_ROWS: Final = 100
 
 @click.command(cls=Command, epilog="Example: reconciler reconcile --dry-run --feed sendgrid-main")
 @click.option("--dry-run", is_flag=True, help="Say what a pass would decide now, and change nothing.")
-@click.option("--feed", metavar="FEED", help="Only sends of this feed.")
+@click.option("--feed", metavar="FEED", callback=feed_text, help="Only sends of this feed.")
 @click.option("--key", metavar="KEY", callback=key_text, help="Only the send with this send key or wire key.")
 @json_option
 @click.pass_obj

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
+from reconciler.cli.text import printable
 from reconciler.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class Failed(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Print the text, a line a problem."""
-        for line in self.message.splitlines():
-            click.echo(f"reconciler: {line}", file=file, err=file is None)
+        for line in self.message.split("\n"):
+            click.echo(printable(f"reconciler: {line}"), file=file, err=file is None)
 
 
 class Interrupted(Failed):
@@ -233,17 +234,37 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 def key_text(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
     """Refuse keys that no send can have: empty ones, and such as are not UTF-8."""
     for key in value if isinstance(value, tuple) else [value] if value is not None else []:
-        try:
-            key.encode()
-        except UnicodeEncodeError:
-            raise click.BadParameter("a key is UTF-8 text") from None
+        _refuse_unreadable("a key", key)
         if not key:
             raise click.BadParameter("a key is not empty")
     return value
 
 
+def feed_text(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse an empty name, most likely a variable that is not set: it must never come to mean all feeds."""
+    if value is not None:
+        _refuse_unreadable("a feed's name", value)
+        if not value:
+            raise click.BadParameter("a feed's name is not empty; leave out --feed to mean all")
+    return value
+
+
 def reason_text(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     """Refuse a blank reason: it is what the next person reads."""
+    _refuse_unreadable("a reason", value)
     if not value.strip():
         raise click.BadParameter("say why")
     return value.strip()
+
+
+def sql_text(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse SQL that can't be sent."""
+    _refuse_unreadable("SQL", value or "")
+    return value
+
+
+def _refuse_unreadable(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter(f"{what} is UTF-8 text") from None

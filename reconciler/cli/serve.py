@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import suppress
 from typing import Literal
 
 import click
@@ -28,5 +29,15 @@ def serve(app: App, only: Literal["receiver", "reconciler"] | None) -> None:
         import uvloop
 
         loop_factory = uvloop.new_event_loop
+        _allow_connections()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(daemon.serve(app.settings, only))
+
+
+def _allow_connections() -> None:
+    """Take all descriptors that we may have: without a free one the receiver is deaf, and uvloop says nothing of it."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import asyncpg
 
+from reconciler.errors import UserError
+
 # A quote or comment that never ends runs to the end of the text, and the server says what is wrong with it.
 _TOKEN: Final = re.compile(
     r"""
@@ -22,6 +24,9 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_COPY: Final = re.compile(r"copy\b.*\b(from\s+stdin|to\s+stdout)\b", re.IGNORECASE | re.DOTALL)
+_BLANK: Final = re.compile(r"\s+|--[^\n]*|/\*")
+_UNSENDABLE: Final = re.compile("[\0\ud800-\udfff]")
 _COMMENT_EDGE: Final = re.compile(r"/\*|\*/")
 
 
@@ -70,15 +75,39 @@ def _end_of_comment(text: str, at: int) -> int:
 
 def _says_something(statement: str) -> bool:
     """Say whether there is more than blanks and comments."""
+    return _begin(statement) < len(statement)
+
+
+def _begin(statement: str) -> int:
+    """Return where a statement begins, after blanks and comments."""
     at = 0
-    while found := re.compile(r"\s+|--[^\n]*|/\*").match(statement, at):
+    while found := _BLANK.match(statement, at):
         at = _end_of_comment(statement, found.end()) if found[0] == "/*" else found.end()
-    return at < len(statement)
+    return at
+
+
+def _refuse_for_psql(statement: str) -> None:
+    if statement.startswith("\\"):
+        command = statement.split(maxsplit=1)[0]
+        raise UserError(f"{command} is a command of the psql program, not SQL: reconciler psql opens it")
+    if _COPY.match(statement, _begin(statement)):  # it would wait for ever, or lose what it reads
+        raise UserError("COPY from STDIN or to STDOUT is for the psql program: reconciler psql opens it")
+    if _UNSENDABLE.search(statement):
+        raise UserError("SQL is UTF-8 text without zero bytes")
 
 
 async def run(connection: asyncpg.Connection, statement: str) -> Result:
-    """Run one statement in the protocol that lets a procedure commit, and return what it brought."""
+    """Run one statement in the protocol that lets a procedure commit, and return what it brought.
+
+    Raises UserError for what only the psql program can do, and for values that Python can't hold.
+    """
+    _refuse_for_psql(statement)
     prepared = await connection.prepare(statement)
-    rows = await prepared.fetch()
+    try:
+        rows = await prepared.fetch()
+    except (OverflowError, ValueError) as error:
+        if isinstance(error, asyncpg.InterfaceError):
+            raise
+        raise UserError(f"a value can't be shown ({error}): cast it to text") from None
     columns = [attribute.name for attribute in prepared.get_attributes()]
     return Result(prepared.get_statusmsg() or "", columns, [list(row.values()) for row in rows])

@@ -190,14 +190,14 @@ def _signature_block(body: bytes) -> Any:
             return None
 
 
-def _judge_signature(block: Any, keys: list[str], feed: Feed, now: datetime) -> Verdict:
+def _judge_signature(block: Any, keys: tuple[str, ...], feed: Feed, now: datetime) -> Verdict:
     timestamp, token = text_at(block, "timestamp"), text_at(block, "token")
     given = [text for name in ("signature", "parent-signature") if (text := text_at(block, name))]
     if not (timestamp and token and given):
         return Refused("missing", "no signature in a JSON body; Mailgun's legacy form webhooks are not read")
     message = f"{timestamp}{token}".encode("utf-8", "surrogatepass")
     wanted = [hmac_sha256(key, message).hex() for key in keys]
-    if not any(same(signature, want) for signature in given for want in wanted):
+    if not any([same(signature, want) for signature in given for want in wanted]):
         return Refused("signature", "no key of the feed fits; it takes the HTTP webhook signing key, not the API key")
     return judge_age(timestamp, now, feed.tolerance)
 
