@@ -20,11 +20,11 @@ from prometheus_client import generate_latest
 from receiver_app import NOW, PLAIN, Cut, Plain, random_bytes, running, signature, signed
 from structlog.testing import capture_logs
 
-from webhooks.quiet import Quiet
 from webhooks.database import connect_pool
 from webhooks.fetch import open_fetch
 from webhooks.inbox import Inbox, InboxUnavailable
 from webhooks.provider import FetchError
+from webhooks.quiet import Quiet
 from webhooks.receiver import Limits
 
 PATH = f"/webhooks/{PLAIN.name}"

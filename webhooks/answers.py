@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Mapping
+from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 
 from webhooks.inbox import Stored
 
@@ -16,9 +20,37 @@ _JSON: Final[dict[str, str]] = {hdrs.CONTENT_TYPE: "application/json"}
 _PROBLEM: Final[dict[str, str]] = {hdrs.CONTENT_TYPE: "application/problem+json"}
 
 
-def stored(result: Stored) -> web.Response:
+def stored(result: Stored, request: web.Request) -> web.StreamResponse:
     """Say that all is stored: exactly 200, since a few providers take no other status for done."""
-    return web.Response(body=b'{"stored": %d, "repeated": %d}' % result, headers=_JSON)
+    body = b'{"stored": %d, "repeated": %d}' % result
+    if request.keep_alive and request.version == HttpVersion11:
+        return _Ready(b"%b%d\r\n\r\n%b" % (_head(int(time.time())), len(body), body))
+    return web.Response(body=body, headers=_JSON)
+
+
+class _Ready(web.StreamResponse):
+    """An answer whose bytes are ready: making its headers one by one takes a third of a small request's time."""
+
+    def __init__(self, octets: bytes) -> None:
+        super().__init__()
+        self._octets = octets
+        self._transport: asyncio.Transport | None = None
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Remember where the answer goes; the connection is kept."""
+        self._transport = request.transport
+        self._keep_alive = True
+
+    async def write_eof(self, _data: bytes = b"") -> None:
+        """Send it, unless the client has gone."""
+        if self._transport is not None:
+            self._transport.write(self._octets)
+
+
+@lru_cache(maxsize=2)
+def _head(second: int) -> bytes:
+    date = formatdate(second, usegmt=True)
+    return f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nDate: {date}\r\nContent-Length: ".encode()
 
 
 def ok() -> web.Response:

@@ -41,11 +41,12 @@ class Stored(NamedTuple):
 class _Waiting:
     """One call of `store`: how many of its chunks are not committed yet, and how many of its events were new."""
 
-    __slots__ = ("chunks", "done", "stored")
+    __slots__ = ("chunks", "done", "since", "stored")
 
-    def __init__(self, chunks: int, done: asyncio.Future[int]) -> None:
-        self.chunks = chunks
+    def __init__(self, done: asyncio.Future[int], since: float) -> None:
+        self.chunks = 1
         self.done = done
+        self.since = since
         self.stored = 0
 
 
@@ -77,6 +78,7 @@ class Inbox:
         self._max_events, self._max_bytes, self._seconds = queue_events, queue_bytes, seconds
         self._events = self._bytes = 0
         self._queue: deque[_Chunk] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._wake = asyncio.Event()
         self._closing = False
         self._rows = RowMaker()
@@ -86,6 +88,8 @@ class Inbox:
     async def open(self) -> None:
         """Read the installation's namespace and partitions, and start. Raises what asyncpg raises."""
         await self.refresh_partitions()
+        self._loop = asyncio.get_running_loop()  # to ask for it at each delivery is a system call
+        self._expire()
         self._tasks = [asyncio.create_task(self._run(writer)) for writer in self._writers]
 
     async def refresh_partitions(self) -> None:
@@ -102,14 +106,10 @@ class Inbox:
         if not rows:
             return Stored(0, 0)
         self._check_room(len(rows), size)
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[int] = loop.create_future()
-        self._enqueue(rows, size, done)
-        limit = loop.call_later(self._seconds, _fail, done, InboxBusy("the database took too long"))
-        try:
-            stored = await done
-        finally:
-            limit.cancel()
+        waiting = _Waiting(self._loop.create_future(), self._loop.time())
+        self._waiting.append(waiting)
+        self._enqueue(rows, size, waiting)
+        stored = await waiting.done
         return Stored(stored, len(events) - stored)
 
     async def check(self) -> None:
@@ -137,12 +137,20 @@ class Inbox:
         if self._events and (self._events + events > self._max_events or self._bytes + size > self._max_bytes):
             raise InboxBusy("too many events are waiting for the database")
 
-    def _enqueue(self, rows: Rows, size: int, done: asyncio.Future[int]) -> None:
+    def _expire(self) -> None:
+        """Tell those who waited too long; one timer for all, since one each costs as much as a row."""
+        oldest = self._loop.time() - self._seconds
+        while self._waiting and (self._waiting[0].done.done() or self._waiting[0].since <= oldest):
+            _fail(self._waiting.popleft().done, InboxBusy("the database took too long"))
+        if not (self._closing and not self._waiting):
+            self._loop.call_later(min(0.1, self._seconds / 10), self._expire)
+
+    def _enqueue(self, rows: Rows, size: int, waiting: _Waiting) -> None:
         if len(rows) <= MAX_BATCH and size <= MAX_BATCH_BYTES:
-            self._queue.append(_Chunk(rows, size, _Waiting(1, done)))
+            self._queue.append(_Chunk(rows, size, waiting))
         else:
             cut = parts(rows, MAX_BATCH, MAX_BATCH_BYTES)
-            waiting = _Waiting(len(cut), done)
+            waiting.chunks = len(cut)
             self._queue.extend(_Chunk(part, bytes_of(part), waiting) for part in cut)
         self._events += len(rows)
         self._bytes += size

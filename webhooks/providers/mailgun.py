@@ -96,29 +96,36 @@ _NEVER_TRIED: Final = frozenset({"605", "606", "607"})
 
 
 class _EventData(msgspec.Struct, gc=False, rename="kebab"):
-    """The fields that are read of `event-data`. Any type is taken: an odd one must not lose the event."""
+    """The fields that are read of `event-data`, as they come; `_lenient` takes those of any other type."""
 
-    event: Any = None
-    id: Any = None
-    timestamp: Any = None
-    recipient: Any = None
-    severity: Any = None
-    reason: Any = None
+    event: str | None = None
+    id: str | None = None
+    timestamp: float | None = None
+    recipient: str | None = None
+    severity: str | None = None
+    reason: str | None = None
+    url: str | None = None
     user_variables: Any = None
     flags: Any = None
     routes: Any = None
     message: Any = None
     delivery_status: Any = None
     reject: Any = None
-    url: Any = None
 
 
 class _Webhook(msgspec.Struct, gc=False, rename="kebab"):
     event_data: _EventData
 
 
+class _Signature(msgspec.Struct, gc=False, rename="kebab"):
+    timestamp: str | None = None
+    token: str | None = None
+    signature: str | None = None
+    parent_signature: str | None = None
+
+
 class _Signed(msgspec.Struct, gc=False):
-    signature: Any = None
+    signature: _Signature
 
 
 _WEBHOOK: Final = msgspec.json.Decoder(_Webhook)
@@ -160,7 +167,7 @@ class Mailgun:
             message_id=message_id,
             event_id=_event_id(data, message_id, occurred_at),
             send_key=None if incoming else send_key,  # others write what comes in
-            recipient=text_at(data.recipient),
+            recipient=data.recipient or None,
             occurred_at=occurred_at,
             reason=_reason(data) if data.event in ("failed", "rejected") else None,
             raw=delivery.body,
@@ -180,19 +187,20 @@ class Mailgun:
         return sample_delivery(msgspec.json.encode(body), feed.secrets, {} if keys else None, needs)
 
 
-def _signature_block(body: bytes) -> Any:
+def _signature_block(body: bytes) -> _Signature:
     try:
         return _SIGNED.decode(body).signature
     except (msgspec.DecodeError, RecursionError):
         try:
-            return load_object(body).get("signature")
+            block = load_object(body).get("signature")
         except BadPayload:
-            return None
+            return _Signature()
+        return _Signature(*(text_at(block, name) for name in _Signature.__struct_encode_fields__))
 
 
-def _judge_signature(block: Any, keys: tuple[str, ...], feed: Feed, now: datetime) -> Verdict:
-    timestamp, token = text_at(block, "timestamp"), text_at(block, "token")
-    given = [text for name in ("signature", "parent-signature") if (text := text_at(block, name))]
+def _judge_signature(block: _Signature, keys: tuple[str, ...], feed: Feed, now: datetime) -> Verdict:
+    timestamp, token = block.timestamp, block.token
+    given = [signature for signature in (block.signature, block.parent_signature) if signature]
     if not (timestamp and token and given):
         return Refused("missing", "no signature in a JSON body; Mailgun's legacy form webhooks are not read")
     message = f"{timestamp}{token}".encode("utf-8", "surrogatepass")
@@ -209,7 +217,19 @@ def _event_data(body: bytes) -> _EventData:
         data = at(_object(body), "event-data")
     if not isinstance(data, dict):
         raise BadPayload("no event-data object: not a webhook of Mailgun")
-    return _EventData(**{name: data.get(name.replace("_", "-")) for name in _EventData.__struct_fields__})
+    return _lenient(data)
+
+
+def _lenient(data: dict[str, Any]) -> _EventData:
+    """Return the fields whatever their types: an odd one must not lose the event."""
+    texts = ("event", "id", "recipient", "severity", "reason", "url")
+    others = ("user_variables", "flags", "routes", "message", "delivery_status", "reject")
+    at_time = unix_time(data.get("timestamp"))
+    return _EventData(
+        timestamp=at_time.timestamp() if at_time else None,
+        **{name: text_at(data, name) for name in texts},
+        **{name: data.get(name.replace("_", "-")) for name in others},
+    )
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -234,7 +254,7 @@ def _send_key(variables: Any) -> str | None:
 
 
 def _meaning(data: _EventData, *, incoming: bool) -> tuple[Kind, Testimony]:
-    name = text_at(data.event) or ""
+    name = data.event or ""
     kind, testimony = _failure(data) if name == "failed" else MEANINGS.get(name, UNKNOWN)
     if not incoming:
         return kind, testimony
@@ -244,7 +264,7 @@ def _meaning(data: _EventData, *, incoming: bool) -> tuple[Kind, Testimony]:
 def _failure(data: _EventData) -> tuple[Kind, Testimony]:
     if data.severity == "temporary":
         return Kind.DEFERRED, Testimony.ACCEPTED
-    suppressed = (text_at(data.reason) or "").startswith("suppress-")
+    suppressed = (data.reason or "").startswith("suppress-")
     if suppressed or text_at(data.delivery_status, "code") in _NEVER_TRIED:
         return Kind.REJECTED, Testimony.REJECTED
     return Kind.BOUNCED, Testimony.ACCEPTED
@@ -263,16 +283,15 @@ def _is_incoming(data: _EventData, send_key: str | None) -> bool:
 
 
 def _event_id(data: _EventData, message_id: str | None, occurred_at: datetime | None) -> str:
-    if identity := text_at(data.id):
-        return bounded_id(f"{identity}:{occurred_at.date().isoformat()}" if occurred_at else identity)
-    said = (data.event, data.severity, data.recipient, data.url)
-    return derived_id("mailgun", message_id, repr(data.timestamp), *map(text_at, said))
+    if data.id:
+        return bounded_id(f"{data.id}:{occurred_at.date().isoformat()}" if occurred_at else data.id)
+    return derived_id("mailgun", message_id, repr(data.timestamp), data.event, data.severity, data.recipient, data.url)
 
 
 def _reason(data: _EventData) -> str | None:
     status = data.delivery_status
     words = (
-        text_at(data.reason) or text_at(data.reject, "reason"),
+        data.reason or text_at(data.reject, "reason"),
         text_at(status, "code"),
         text_at(status, "description") or text_at(status, "message"),
     )
