@@ -22,12 +22,13 @@ from benchmarks.events import empty_database
 from benchmarks.load import CONNECTIONS
 from benchmarks.payloads import deliveries, feeds, no_fetch
 from benchmarks.stand import Comparison, Result, Scale, Side, compare
+from reconciler.daemon import calm_collector
 from reconciler.postgres import EmbeddedPostgres
 from webhooks.counters import Counters
 from webhooks.database import connect_pool
 from webhooks.event import Event
 from webhooks.inbox import Inbox, Stored
-from webhooks.receiver import make_receiver, make_runner
+from webhooks.receiver import add_receiver, make_runner
 from webhooks.registry import PROVIDERS
 from webhooks.rows import RowMaker
 from webhooks.writer import Writer, read_layout
@@ -72,6 +73,7 @@ class OneInsertEach:
 
 async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
     """Compare the receiver with both limits for Mailgun, and with the empty handler for the other providers."""
+    calm_collector()  # for both sides alike, as the daemon does
     with tempfile.TemporaryDirectory() as folder:
         bench = _Posts(embedded, Path(folder))
         results: list[Result] = [
@@ -116,9 +118,8 @@ class _Posts:
                 pool = await connect_pool(dsn, size=WRITERS + 2, application="benchmarks")
                 inbox = kind(pool)
                 await inbox.open()
-                app = make_receiver(
-                    feeds(self._certificates), cast("Inbox", inbox), no_fetch, lambda: datetime.now(UTC), Counters()
-                )
+                app, known = web.Application(), feeds(self._certificates)
+                add_receiver(app, known, cast("Inbox", inbox), no_fetch, lambda: datetime.now(UTC), Counters())
                 try:
                     async with _served(make_runner(app)) as port:
                         return await self._rate(port, provider, posts)

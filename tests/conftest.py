@@ -8,6 +8,7 @@ of asyncpg may outlive the loop it was made on.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+import structlog
 
 from reconciler.binaries import accounts
 from reconciler.migrate import migrate
@@ -38,6 +40,14 @@ def _sweep(parent: Path) -> None:
             old = found.st_uid == os.getuid() and found.st_mtime < time.time() - 300
             if old and EmbeddedPostgres(root).stop():
                 shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def logs_as_found() -> Iterator[None]:
+    """Undo what a test, or the program that it ran, did to the logging of this process."""
+    yield
+    structlog.reset_defaults()
+    logging.getLogger("aiohttp.server").filters.clear()
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from webhooks.event import Event, Kind, Testimony
 from webhooks.inbox import Inbox
 from webhooks.payload import load_object, split
 from webhooks.provider import BadPayload, Delivery, Facts, Feed, Fetch, FetchError, Parsed, Refused, Verified
-from webhooks.receiver import RECEIVER, Limits, Receiver, make_receiver, make_runner
+from webhooks.receiver import RECEIVER, Limits, Receiver, add_receiver, make_runner
 from webhooks.registry import PROVIDERS
 from webhooks.signature import hmac_sha256, same
 
@@ -156,7 +156,9 @@ async def running(
     await inbox.open()
     counters = Counters()
     providers = {**PROVIDERS, "plain": plain or Plain()}
-    app = make_receiver({feed.name: feed for feed in feeds}, inbox, fetch, lambda: now, counters, limits, providers)
+    app = web.Application()
+    by_name = {feed.name: feed for feed in feeds}
+    add_receiver(app, by_name, inbox, fetch, lambda: now, counters, limits, providers)
     runner = make_runner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

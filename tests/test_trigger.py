@@ -20,7 +20,7 @@ from reconciler.trigger import post_samples, receiver_url
 from webhooks.counters import Counters
 from webhooks.fetch import open_fetch
 from webhooks.inbox import Inbox
-from webhooks.receiver import make_receiver
+from webhooks.receiver import add_receiver, make_runner
 
 SETTINGS = Settings.model_validate(
     {
@@ -44,7 +44,9 @@ async def receiving(db: asyncpg.Pool) -> AsyncIterator[str]:
     inbox = Inbox(db)
     await inbox.open()
     async with open_fetch() as fetch:
-        runner = web.AppRunner(make_receiver(feeds(SETTINGS), inbox, fetch, now, Counters()), auto_decompress=False)
+        app = web.Application()
+        add_receiver(app, feeds(SETTINGS), inbox, fetch, now, Counters())
+        runner = make_runner(app)
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()

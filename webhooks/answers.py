@@ -20,7 +20,7 @@ _JSON: Final[dict[str, str]] = {hdrs.CONTENT_TYPE: "application/json"}
 _PROBLEM: Final[dict[str, str]] = {hdrs.CONTENT_TYPE: "application/problem+json"}
 
 
-def stored(result: Stored, request: web.Request) -> web.StreamResponse:
+def stored(result: Stored, request: web.BaseRequest) -> web.StreamResponse:
     """Say that all is stored: exactly 200, since a few providers take no other status for done."""
     body = b'{"stored": %d, "repeated": %d}' % result
     if request.keep_alive and request.version == HttpVersion11:

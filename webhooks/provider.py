@@ -188,12 +188,18 @@ UNKNOWN: Final = (Kind.UNKNOWN, Testimony.NONE)
 
 
 def sampled_name(provider: str, kind: str, meanings: Meanings) -> str:
-    """Return the provider's name of an event that is asked for by it or by its normalised kind. Raises NoSample."""
+    """Return the provider's name of an event that is asked for by it or by its normalised kind. Raises NoSample.
+
+    `accepted`, `queued` and `sent` all ask for the event that says that the provider took the message.
+    """
     names = {name: known for name, (known, testimony) in meanings.items() if testimony is not Testimony.NONE}
-    for name, known in names.items():
-        if kind in (name, known):
-            return name
-    raise NoSample(f"{provider} has no sample {kind!r}; there are {', '.join(names)}")
+    taking = (Kind.SENT, Kind.QUEUED) if kind in ("accepted", "queued", "sent") else ()
+    for wanted in (kind, *taking):
+        for name, known in names.items():
+            if wanted in (name, known):
+                return name
+    there = ", ".join(dict.fromkeys([*names, *names.values()]))
+    raise NoSample(f"{provider} has no sample {kind!r}; there are {there}")
 
 
 Clock = Callable[[], datetime]
