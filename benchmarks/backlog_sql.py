@@ -99,32 +99,26 @@ WITH watched AS MATERIALIZED (
     RETURNING s.wire_key, s.attempt, s.fence, s.state, s.verdict_reason, s.feed, s.claimed_at, s.submit_by,
               s.provider_message_id
 ), absent AS MATERIALIZED (
-    SELECT w.wire_key, w.fence, before.n AS before, after.n AS after, before.heard + after.heard AS heard
+    SELECT w.wire_key, w.fence, count(*) FILTER (WHERE c.side = 'before') AS before,
+           count(*) FILTER (WHERE c.side = 'after') AS after, count(*) FILTER (WHERE EXISTS (
+               SELECT FROM provider_event e WHERE e.wire_key = c.wire_key AND e.feed = w.feed
+                   AND (e.partition_at >= w.claimed_at - interval '1 day' OR e.partition_at = '1970-01-01 00:00:00+00')
+                   AND e.source IN ('http', 'sqs', 'replay', 'back-fill'))) AS heard
     FROM watched w
     CROSS JOIN LATERAL (
-        SELECT count(*) AS n, count(*) FILTER (WHERE EXISTS (
-            SELECT FROM provider_event e WHERE e.wire_key = c.wire_key AND e.feed = w.feed
-                AND (e.partition_at >= w.claimed_at - interval '1 day' OR e.partition_at = '1970-01-01 00:00:00+00')
-                AND e.source IN ('http', 'sqs', 'replay', 'back-fill'))) AS heard
-        FROM (SELECT wire_key FROM send_log
-              WHERE feed = w.feed AND answered_at IS NOT NULL AND attempt = 1
-                AND (recipient IS NULL OR recipient_key IS NOT NULL) AND wire_key <> w.wire_key
-                AND first_claimed_at <= w.claimed_at AND first_claimed_at > w.claimed_at - interval '1 hour'
-              ORDER BY first_claimed_at DESC LIMIT 3) AS c
-    ) AS before
-    CROSS JOIN LATERAL (
-        SELECT count(*) AS n, count(*) FILTER (WHERE EXISTS (
-            SELECT FROM provider_event e WHERE e.wire_key = c.wire_key AND e.feed = w.feed
-                AND (e.partition_at >= w.claimed_at - interval '1 day' OR e.partition_at = '1970-01-01 00:00:00+00')
-                AND e.source IN ('http', 'sqs', 'replay', 'back-fill'))) AS heard
-        FROM (SELECT wire_key FROM send_log
-              WHERE feed = w.feed AND answered_at IS NOT NULL AND attempt = 1
-                AND (recipient IS NULL OR recipient_key IS NOT NULL) AND wire_key <> w.wire_key
-                AND first_claimed_at > w.claimed_at AND first_claimed_at < w.claimed_at + interval '1 hour'
-              ORDER BY first_claimed_at LIMIT 3) AS c
-    ) AS after
+        (SELECT wire_key, 'before' AS side FROM control
+         WHERE feed = w.feed AND wire_key <> w.wire_key
+           AND first_claimed_at <= w.claimed_at AND first_claimed_at > w.claimed_at - interval '1 hour'
+         ORDER BY first_claimed_at DESC LIMIT 3)
+        UNION ALL
+        (SELECT wire_key, 'after' FROM control
+         WHERE feed = w.feed AND wire_key <> w.wire_key
+           AND first_claimed_at > w.claimed_at AND first_claimed_at < w.claimed_at + interval '1 hour'
+         ORDER BY first_claimed_at LIMIT 3)
+    ) AS c
     WHERE w.state = 'claimed' AND w.submit_by + interval '15 min' <= clock_timestamp()
       AND NOT EXISTS (SELECT FROM heard h WHERE h.wire_key = w.wire_key)
+    GROUP BY w.wire_key, w.fence
 ), released AS (
     UPDATE send_log s SET state = 'pending', released_at = clock_timestamp(), release_basis = 'absent',
         retry_until = NULL, next_check_at = clock_timestamp() + interval '1 min', told = 0, held_reason = NULL,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import shutil
@@ -21,11 +22,12 @@ from reconciler.postgres import EmbeddedPostgres
 
 # Checkpoints and vacuums that happen to fall into one side's round must not decide. Durability stays: fsync,
 # full_page_writes and synchronous_commit keep their defaults, which `durability` reads back.
+# A server of this size is given some memory, which both sides have alike.
 SERVER_SETTINGS: Final = (
+    "ALTER SYSTEM SET shared_buffers = '2GB'",
     "ALTER SYSTEM SET max_wal_size = '16GB'",
     "ALTER SYSTEM SET checkpoint_timeout = '1h'",
     "ALTER SYSTEM SET autovacuum = off",
-    "SELECT pg_reload_conf()",
 )
 DURABILITY: Final = """
 SELECT string_agg(name || '=' || setting, ' ' ORDER BY name) FROM pg_settings
@@ -129,6 +131,9 @@ async def settle_server(embedded: EmbeddedPostgres) -> str:
     async with connected(embedded.dsn()) as connection:
         for statement in SERVER_SETTINGS:
             await connection.execute(statement)
+    await asyncio.to_thread(embedded.stop)
+    await asyncio.to_thread(embedded.start)
+    async with connected(embedded.dsn()) as connection:
         version = await connection.fetchval("SHOW server_version")
         return f"PostgreSQL {version} ({await connection.fetchval(DURABILITY)})"
 

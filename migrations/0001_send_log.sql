@@ -1,5 +1,5 @@
 -- The send log: one row a logical send, keyed by its wire key. States and their columns are tied by CHECKs, so that
--- impossible rows can't exist. Only the functions of 0004 and 0005 and the reconciler's pass write it.
+-- impossible rows can't exist. Only the functions of 0005 and 0006 and the reconciler's pass write it.
 
 CREATE TABLE installation (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -81,8 +81,12 @@ CREATE INDEX send_log_due ON send_log (next_check_at, wire_key)
     WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL;
 -- Late evidence is looked for from the failed row's side.
 CREATE INDEX send_log_failed ON send_log (failed_at, wire_key) WHERE state = 'failed';
--- Controls: sends whose first attempt got the provider's answer.
 CREATE INDEX send_log_controls ON send_log (feed, first_claimed_at)
     WHERE answered_at IS NOT NULL AND attempt = 1;
 CREATE INDEX send_log_provider_message ON send_log (feed, provider_message_id) WHERE provider_message_id IS NOT NULL;
 CREATE INDEX send_log_known_message ON send_log (feed, known_message_id) WHERE known_message_id IS NOT NULL;
+
+-- Controls: sends to one recipient whose first attempt got the provider's answer. Only they show what a feed tells.
+CREATE VIEW control AS
+SELECT wire_key, feed, first_claimed_at FROM send_log
+WHERE answered_at IS NOT NULL AND attempt = 1 AND (recipient IS NULL OR recipient_key IS NOT NULL);

@@ -64,7 +64,7 @@ SELECT provider_event_make_partitions();
 CREATE TABLE feed_delivery (
     feed text NOT NULL,
     minute timestamptz NOT NULL,
-    outcome text NOT NULL,                      -- stored, control, or refused:<reason>
+    outcome text NOT NULL,                      -- stored, control, damaged, refused:<reason> or later:<reason>
     n bigint NOT NULL,
     last_at timestamptz NOT NULL,
     PRIMARY KEY (feed, minute, outcome)

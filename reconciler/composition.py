@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import asyncpg
 
@@ -52,6 +52,11 @@ def feeds(settings: Settings) -> dict[str, Feed]:
     }
 
 
+def embedded_exists(settings: Settings) -> bool:
+    """Say whether the embedded database of the settings was made before."""
+    return EmbeddedPostgres(settings.database.data_dir).data.exists()
+
+
 @asynccontextmanager
 async def open_database(settings: Settings, *, check_schema: bool = True) -> AsyncIterator[Database]:
     """Give the database of the settings: the one that `database.url` names, or else the embedded one, started.
@@ -74,15 +79,23 @@ async def open_database(settings: Settings, *, check_schema: bool = True) -> Asy
 
 async def _refuse_old_schema(dsn: str) -> None:
     if missing := await migrate.pending(dsn):
+        if len(missing) == len(migrate.load()):
+            raise UserError("the database has no schema yet: run reconciler migrate")
         raise UserError(
             f"the database's schema is older than this program ({len(missing)} migrations are missing, the first is "
             f"{missing[0]}): run reconciler migrate"
         )
 
 
-async def open_pool(dsn: str, *, size: int, application: str, min_size: int = 1) -> BoundedPool:
+LOCK_SECONDS: Final = 10.0
+"""How long a pass or a command waits for a row that somebody's open transaction holds, before it says so in a line."""
+
+
+async def open_pool(
+    dsn: str, *, size: int, application: str, min_size: int = 1, lock_seconds: float | None = LOCK_SECONDS
+) -> BoundedPool:
     """Return an open pool, to be closed by the caller. Raises DatabaseUnavailable, in one line without the password."""
     try:
-        return await connect_pool(dsn, size=size, min_size=min_size, application=application)
+        return await connect_pool(dsn, size=size, min_size=min_size, application=application, lock_seconds=lock_seconds)
     except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise DatabaseUnavailable(describe_connection_error(dsn, error)) from error

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import math
 import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -32,7 +33,7 @@ from webhooks.database import ACQUIRE_SECONDS, BoundedPool
 from webhooks.fetch import open_fetch
 from webhooks.inbox import Inbox, InboxBusy, InboxUnavailable
 from webhooks.provider import Fetch
-from webhooks.receiver import RECEIVER, Limits, make_receiver, make_runner
+from webhooks.receiver import RECEIVER, Limits, Receiver, add_receiver, make_runner
 from webhooks.writer import FAILURES
 
 Only = Literal["receiver", "reconciler"] | None
@@ -54,6 +55,13 @@ PASS_CONNECTIONS: Final = 3
 _log: Final = structlog.get_logger()
 
 
+def calm_collector() -> None:
+    """Let the garbage collector leave alone what was loaded, and look rarely: a request leaves no cycles behind."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
+
+
 async def serve(settings: Settings, only: Only = None) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP, then end what was begun and return; a second signal exits at once.
 
@@ -69,8 +77,8 @@ async def serve(settings: Settings, only: Only = None) -> None:
         stack.push_async_callback(runner.cleanup)
         urls = await _listen_http(runner, settings)
         stack.callback(daemon.drain)
-        _tell_feeds(settings, only, urls)
-        await _until(stop, daemon.open())
+        calm_collector()
+        await _until(stop, daemon.open(partial(_tell_feeds, settings, only, urls)))
         await stop.wait()
         _log.info("stopping")
     _log.info("stopped")
@@ -90,7 +98,7 @@ class Daemon:
             queue_events=settings.receiver.queue_events,
             queue_bytes=settings.receiver.queue_bytes,
         )
-        self._receiver_app: web.Application | None = None
+        self._receiver: Receiver | None = None
         self._clock = Clock()
         self._workers: list[Worker] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -105,25 +113,28 @@ class Daemon:
         if self._receives:
             limits = Limits(max_body=self._settings.receiver.max_body)
             feeds = composition.feeds(self._settings)
-            receiver = make_receiver(feeds, self._inbox, fetch, lambda: datetime.now(UTC), self._counters, limits)
-            for resource in receiver.router.resources():
-                if resource.canonical.startswith("/webhooks"):  # its own probes would ask the database each time
-                    app.router.register_resource(resource)
-            self._receiver_app = receiver
+            add_receiver(app, feeds, self._inbox, fetch, lambda: datetime.now(UTC), self._counters, limits)
+            self._receiver = app[RECEIVER]
         return app
 
     def drain(self) -> None:
         """Take no new deliveries, and tell probes so."""
         self.health.draining = True
-        if self._receiver_app is not None:
-            self._receiver_app[RECEIVER].draining = True
+        if self._receiver is not None:
+            self._receiver.draining = True
 
-    async def open(self) -> None:
-        """Wait for the database, then begin all work. Raises UserError where waiting would not help."""
-        while (reason := await self._try_to_open()) is not None:
+    async def open(self, tell_serving: Callable[[], None]) -> None:
+        """Wait for the database, then begin all work. Raises UserError where waiting would not help.
+
+        `tell_serving` is called after the first try: whoever is refused for good never reads that it serves.
+        """
+        reason = await self._try_to_open()
+        tell_serving()
+        while reason is not None:
             self.health.note_check("the database is not available")
             _log.warning("database_unavailable", reason=reason, next_try_in_seconds=RETRY_SECONDS)
             await asyncio.sleep(RETRY_SECONDS)
+            reason = await self._try_to_open()
 
     async def _try_to_open(self) -> str | None:
         """Return None once everything works, or why the database can't be used now."""
@@ -145,14 +156,22 @@ class Daemon:
         if self._receives:
             # At least its writer's and one for everything else; never a connection that a pass could hold.
             size = max(2, self._settings.database.pool_max_size)
-            self._late_pool.pool = await self._pool(stack, database.dsn, size, "reconciler receiver")
+            self._late_pool.pool = await self._pool(stack, database.dsn, size, "reconciler receiver", None)
             await self._make_partitions()
             await self._inbox.open()
         self._begin(pool, database)
 
-    async def _pool(self, stack: AsyncExitStack, dsn: str, size: int, application: str) -> BoundedPool:
+    async def _pool(
+        self,
+        stack: AsyncExitStack,
+        dsn: str,
+        size: int,
+        application: str,
+        lock_seconds: float | None = composition.LOCK_SECONDS,
+    ) -> BoundedPool:
+        min_size = min(size, self._settings.database.pool_min_size)
         pool = await composition.open_pool(
-            dsn, size=size, min_size=min(size, self._settings.database.pool_min_size), application=application
+            dsn, size=size, min_size=min_size, application=application, lock_seconds=lock_seconds
         )
         stack.push_async_callback(_close_pool, pool)
         return pool
@@ -206,6 +225,7 @@ class Daemon:
             if look_at_failed:
                 looked_at_failed = began
             metrics.note_pass(report.counts, time.monotonic() - began)
+            await _tell_pass(pool, who, report.counts)
 
         return one_pass
 
@@ -245,6 +265,24 @@ class Daemon:
     async def _make_partitions(self) -> None:
         await self._late_pool.fetch(MAKE_PARTITIONS)
         await self._inbox.refresh_partitions()
+
+
+# The partial index over undecided rows answers it.
+NEWLY_HELD: Final = """
+SELECT 'held:' || held_reason AS verdict, count(*) AS n FROM send_log
+WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL
+  AND held_since >= (SELECT started_at FROM pass WHERE who = $1 ORDER BY started_at DESC LIMIT 1)
+GROUP BY held_reason
+"""
+
+
+async def _tell_pass(pool: BoundedPool, who: str, counts: Mapping[str, int]) -> None:
+    """Log what a pass moved and what is held since it; a pass after which all waits as before says nothing."""
+    done = {name: n for name, n in sorted(counts.items()) if n and name.startswith(("sent:", "failed:", "released:"))}
+    if any(n and name.startswith("held:") for name, n in counts.items()):
+        done |= {row["verdict"]: row["n"] for row in await pool.fetch(NEWLY_HELD, who)}
+    if done:
+        _log.info("pass_done", counts=done)
 
 
 MAKE_PARTITIONS: Final = "SELECT provider_event_make_partitions()"
@@ -327,6 +365,8 @@ async def _listen_http(runner: web.AppRunner, settings: Settings) -> list[str]:
 
 def _tell_feeds(settings: Settings, only: Only, urls: list[str]) -> None:
     _log.info("serving", urls=urls, only=only or "all")
+    if not settings.feeds:
+        _log.warning("no_feed", hint="nothing is ever heard without one: add [feeds.NAME] to the settings")
     if only == "reconciler":
         return
     base = settings.receiver.public_url or urls[0]

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import asyncpg
 
@@ -21,12 +22,8 @@ class Settled:
     """Where the next page begins; None: this was the last."""
 
 
-class Settle(Protocol):
-    """Settles one page of rows by evidence: `(connection, after, feed, wire key, pass, who)`."""
-
-    async def __call__(  # noqa: D102 - the class says it
-        self, connection: Connection, after: Place, feed: str | None, key: str | None, pass_id: int, who: str, /
-    ) -> Settled: ...
+Settle = Callable[[Connection, Place, str | None, str | None, int, str], Awaitable[Settled]]
+"""Settles one page of rows by evidence: `(connection, after, feed, wire key, pass, who)`."""
 
 
 SETTLE_WATCHED: Final = """
@@ -38,20 +35,21 @@ WITH page AS MATERIALIZED (
       AND (next_check_at, wire_key) > ($1::timestamptz, $2::text)
       AND ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4)
     ORDER BY next_check_at, wire_key
-    LIMIT 2000
+    LIMIT 5000
 ), heard AS (
     SELECT p.*, e.message_id, e.best, e.words,
            coalesce(e.accepted, false) OR by_id.said IS NOT DISTINCT FROM 'accepted' AS accepted,
            coalesce(e.rejected, false) OR by_id.said IS NOT DISTINCT FROM 'rejected' AS rejected
     FROM page p
-    CROSS JOIN LATERAL (
-        SELECT bool_or(testimony = 'accepted') AS accepted, bool_or(testimony = 'rejected') AS rejected,
+    LEFT JOIN (
+        SELECT wire_key, bool_or(testimony = 'accepted') AS accepted, bool_or(testimony = 'rejected') AS rejected,
                min(message_id) FILTER (WHERE testimony = 'accepted' AND message_id NOT LIKE '~%') AS message_id,
                max(ARRAY[delivery_rank(kind), extract(epoch FROM coalesce(occurred_at, received_at))]::float8[])
                    AS best,
                min(reason) FILTER (WHERE testimony = 'rejected') AS words
-        FROM provider_event WHERE wire_key = p.wire_key
-    ) AS e
+        FROM provider_event WHERE wire_key = ANY (ARRAY(SELECT wire_key FROM page ORDER BY wire_key))
+        GROUP BY wire_key
+    ) AS e ON e.wire_key = p.wire_key
     CROSS JOIN LATERAL (
         SELECT CASE WHEN num_nonnulls(p.provider_message_id, p.known_message_id) > 0
             THEN send_heard(p.wire_key, p.feed, p.recipient_key, p.provider_message_id, p.known_message_id) END AS said

@@ -4,30 +4,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from reconciler.ledger import Connection
+from reconciler.policy import Hold
 
 ALL_FEEDS: Final = "*"
-Hold = Literal["paused", "breaker", "suspect"]
 
 FEED_HEALTH: Final = """
-WITH asked AS (SELECT unnest($1::text[]) AS feed)
-SELECT asked.feed,
-       CASE WHEN bool_or(s.paused_at IS NOT NULL) THEN 'paused'
-            WHEN bool_or(s.breaker_at IS NOT NULL) THEN 'breaker'
-            WHEN bool_or(s.suspect_at IS NOT NULL) THEN 'suspect' END AS hold,
+SELECT asked.feed, send_hold(asked.feed) AS hold,
        d.stored_at IS NOT NULL AND (d.refused_at IS NULL OR d.stored_at > d.refused_at) AS newest_was_stored,
        d.stored_at IS NOT NULL OR d.refused_at IS NOT NULL AS delivered
-FROM asked
-LEFT JOIN feed_state s ON s.feed IN (asked.feed, '*')
+FROM unnest($1::text[]) AS asked(feed)
 CROSS JOIN LATERAL (
     SELECT max(last_at) FILTER (WHERE outcome = 'stored') AS stored_at,
            max(last_at) FILTER (WHERE outcome LIKE 'refused:%') AS refused_at
     FROM feed_delivery
     WHERE feed = asked.feed AND minute > statement_timestamp() - interval '1 day'  -- a volatile time uses no index
 ) AS d
-GROUP BY asked.feed, d.stored_at, d.refused_at
 """
 
 
@@ -56,17 +50,19 @@ INSERT INTO feed_state (feed, paused_at, reason, who) VALUES ($1, clock_timestam
 ON CONFLICT (feed) DO UPDATE SET paused_at = coalesce(feed_state.paused_at, clock_timestamp()), reason = $2, who = $3,
     updated_at = clock_timestamp()
 """
-RESUME: Final = """
-UPDATE feed_state SET paused_at = NULL, breaker_at = NULL, suspect_at = NULL, reason = $2, who = $3,
-    updated_at = clock_timestamp()
-WHERE feed = $1 AND num_nonnulls(paused_at, breaker_at, suspect_at) > 0
-"""
 
 
 async def pause(connection: Connection, feed: str, reason: str, who: str) -> None:
     """Stop releases of a feed (or ALL_FEEDS). Once this has returned nothing is released."""
     await connection.execute(PAUSE, feed, reason, who)
     await connection.execute(MEET_RELEASES)
+
+
+RESUME: Final = """
+UPDATE feed_state SET paused_at = NULL, breaker_at = NULL, suspect_at = NULL, reason = $2, who = $3,
+    updated_at = clock_timestamp()
+WHERE feed = $1 AND num_nonnulls(paused_at, breaker_at, suspect_at) > 0
+"""
 
 
 async def resume(connection: Connection, feed: str, reason: str, who: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Final
 
 from reconciler.feeds import ALL_FEEDS
 from reconciler.settings import Settings
-from reconciler.status import FeedStatus, Status, Undecided
+from reconciler.status import FeedStatus, Status, Undecided, held_in_words
 from reconciler.units import format_duration
 
 HELD_TOO_LONG: Final = timedelta(hours=1)
@@ -70,7 +70,7 @@ def _judge_undecided(group: Undecided, now: datetime, settings: Settings) -> Ite
     if group.state == "held" and age > _patience(group, now, settings):
         yield Finding(
             "held",
-            f"{_sends(group)} held ({group.reason}), the oldest for {roughly(age)}",
+            f"{_sends(group)} held ({held_in_words(group.reason)}), the oldest for {roughly(age)}",
             "see reconciler why KEY, then decide with reconciler release, confirm or fail",
             group.feed,
         )
@@ -78,7 +78,8 @@ def _judge_undecided(group: Undecided, now: datetime, settings: Settings) -> Ite
         yield Finding(
             "unclaimed",
             f"{_sends(group)} released ({group.reason}) and claimed by nobody, the oldest for {roughly(age)}",
-            "let the application claim them again, or end them with reconciler fail",
+            'let the application claim them again (nobody tells it yet: see README, "Send again"), or end them with '
+            "reconciler fail",
             group.feed,
         )
 
@@ -113,7 +114,8 @@ def _judge_feed(feed: FeedStatus) -> Iterator[Finding]:
         yield Finding(
             "unknown_feed",
             "sends name this feed, and no settings do, so nothing is ever heard of them",
-            f"add [feeds.{feed.feed}], or correct the name that the sender uses",
+            f"add [feeds.{feed.feed}] to the settings; another name in the sender helps only sends to come, since a "
+            "row keeps the feed of its ambiguous attempt and a claim on another one is refused (other_feed)",
             feed.feed,
         )
     name = None if feed.feed == ALL_FEEDS else feed.feed

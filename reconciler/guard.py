@@ -36,6 +36,8 @@ Outcome = Literal[
     "held",
     "beyond_memory",
 ]
+Confirmed = Literal["sent", "sent_late", "duplicate", "unknown_key"]
+Failed = Literal["failed", "released", "waiting", "sent", "not_yours"]
 
 
 class GuardError(RuntimeError):
@@ -111,9 +113,7 @@ async def claim(executor: Executor, key: str, feed: str, **options: Any) -> Clai
 CONFIRM: Final = "SELECT outcome, reason FROM send_confirm($1, $2, $3, $4::jsonb)"
 
 
-async def confirm(
-    executor: Executor, claimed: Claim, message_id: str | None, response: Any = None
-) -> Literal["sent", "sent_late", "duplicate", "unknown_key"]:
+async def confirm(executor: Executor, claimed: Claim, message_id: str | None, response: Any = None) -> Confirmed:
     """Say that the provider took the message. Repeat it until it is stored: it is the best proof there is.
 
     `message_id` is the provider's, as its answer gave it. `duplicate` means that another attempt was accepted too.
@@ -123,16 +123,14 @@ async def confirm(
     row = await executor.fetchrow(
         CONFIRM, claimed.send_key, claimed.fence, _storable(message_id), json.dumps(options, default=_as_text)
     )
-    outcome: Literal["sent", "sent_late", "duplicate", "unknown_key"] = row["outcome"]
+    outcome: Confirmed = row["outcome"]
     return outcome
 
 
 FAIL: Final = "SELECT outcome, reason FROM send_fail($1, $2, $3, $4)"
 
 
-async def fail(
-    executor: Executor, claimed: Claim, reason: str, *, not_sent: bool | None
-) -> Literal["failed", "released", "waiting", "sent", "not_yours"]:
+async def fail(executor: Executor, claimed: Claim, reason: str, *, not_sent: bool | None) -> Failed:
     """Say how a submission failed. `reason` is kept and must not hold personal data.
 
     not_sent=True: nothing left this machine (connection refused), the send is free again at once. False: the provider
@@ -140,7 +138,7 @@ async def fail(
     """
     _refuse_transaction(executor)
     row = await executor.fetchrow(FAIL, claimed.send_key, claimed.fence, _storable(reason), not_sent)
-    outcome: Literal["failed", "released", "waiting", "sent", "not_yours"] = row["outcome"]
+    outcome: Failed = row["outcome"]
     return outcome
 
 

@@ -100,9 +100,8 @@ async def watched_keys(
 
 
 READ_ROWS: Final = """
-SELECT s.wire_key, s.state, s.attempt, s.attempt - s.not_sent_attempts AS reached, s.fence, s.feed, s.message_class,
-       s.submit_by, s.claimed_at, s.first_claimed_at, s.fingerprint IS NOT NULL AS has_fingerprint,
-       s.released_at IS NOT NULL AS released, s.told, s.next_check_at,
+SELECT s.wire_key, s.state, s.attempt - s.not_sent_attempts AS reached, s.fence, s.feed, s.message_class, s.submit_by,
+       s.first_claimed_at, s.fingerprint IS NOT NULL AS has_fingerprint, s.released_at IS NOT NULL AS released, s.told,
        -- A same-key release that expires is taken back, never failed as one that surely wasn't sent.
        CASE WHEN s.release_basis IS DISTINCT FROM 'same_key_retry' THEN s.expires_at END AS expires_at,
        CASE WHEN num_nonnulls(s.provider_message_id, s.known_message_id) > 0
@@ -127,31 +126,26 @@ async def read_rows(connection: Connection, keys: Sequence[str]) -> list[asyncpg
 # Events of a control lie after its claim: older partitions are not probed, which halves the time. An event that a wrong
 # clock of the provider put there is missed, and the control counts as unheard: the careful side.
 COUNT_CONTROLS: Final = """
-SELECT s.wire_key, before.n AS before, after.n AS after, before.heard + after.heard AS heard
+SELECT s.wire_key, count(*) FILTER (WHERE c.side = 'before') AS before,
+       count(*) FILTER (WHERE c.side = 'after') AS after,
+       count(*) FILTER (WHERE EXISTS (
+           SELECT FROM provider_event e WHERE e.wire_key = c.wire_key AND e.feed = s.feed
+               AND (e.partition_at >= s.claimed_at - interval '1 day' OR e.partition_at = '1970-01-01 00:00:00+00')
+               AND e.source IN ('http', 'sqs', 'replay', 'back-fill'))) AS heard
 FROM unnest($1::text[]) AS asked(wire_key)
 JOIN send_log s ON s.wire_key = asked.wire_key
-CROSS JOIN LATERAL (
-    SELECT count(*) AS n, count(*) FILTER (WHERE EXISTS (
-        SELECT FROM provider_event e WHERE e.wire_key = c.wire_key AND e.feed = s.feed
-            AND (e.partition_at >= s.claimed_at - interval '1 day' OR e.partition_at = '1970-01-01 00:00:00+00')
-            AND e.source IN ('http', 'sqs', 'replay', 'back-fill'))) AS heard
-    FROM (SELECT wire_key FROM send_log
-          WHERE feed = s.feed AND answered_at IS NOT NULL AND attempt = 1
-            AND (recipient IS NULL OR recipient_key IS NOT NULL) AND wire_key <> s.wire_key
-            AND first_claimed_at <= s.claimed_at AND first_claimed_at > s.claimed_at - interval '1 hour'
-          ORDER BY first_claimed_at DESC LIMIT 3) AS c
-) AS before
-CROSS JOIN LATERAL (
-    SELECT count(*) AS n, count(*) FILTER (WHERE EXISTS (
-        SELECT FROM provider_event e WHERE e.wire_key = c.wire_key AND e.feed = s.feed
-            AND (e.partition_at >= s.claimed_at - interval '1 day' OR e.partition_at = '1970-01-01 00:00:00+00')
-            AND e.source IN ('http', 'sqs', 'replay', 'back-fill'))) AS heard
-    FROM (SELECT wire_key FROM send_log
-          WHERE feed = s.feed AND answered_at IS NOT NULL AND attempt = 1
-            AND (recipient IS NULL OR recipient_key IS NOT NULL) AND wire_key <> s.wire_key
-            AND first_claimed_at > s.claimed_at AND first_claimed_at < s.claimed_at + interval '1 hour'
-          ORDER BY first_claimed_at LIMIT 3) AS c
-) AS after
+LEFT JOIN LATERAL (
+    (SELECT wire_key, 'before' AS side FROM control
+     WHERE feed = s.feed AND wire_key <> s.wire_key
+       AND first_claimed_at <= s.claimed_at AND first_claimed_at > s.claimed_at - interval '1 hour'
+     ORDER BY first_claimed_at DESC LIMIT 3)
+    UNION ALL
+    (SELECT wire_key, 'after' FROM control
+     WHERE feed = s.feed AND wire_key <> s.wire_key
+       AND first_claimed_at > s.claimed_at AND first_claimed_at < s.claimed_at + interval '1 hour'
+     ORDER BY first_claimed_at LIMIT 3)
+) AS c ON true
+GROUP BY s.wire_key, s.feed, s.claimed_at
 """
 
 

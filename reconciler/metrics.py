@@ -106,6 +106,7 @@ GROUP BY feed
 async def read_feeds(pool: Any) -> dict[str, FeedFigures]:
     """Return how the deliveries of each feed ended, and set the figures of refusals."""
     rows = await pool.fetch(DELIVERED)
+    REFUSED_IN_A_ROW.clear()
     for row in rows:
         REFUSED_IN_A_ROW.labels(row["feed"]).set(row["in_a_row"])
     return {row["feed"]: FeedFigures(row["stored_at"], row["refused_at"], row["in_a_row"]) for row in rows}

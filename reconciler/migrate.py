@@ -20,6 +20,7 @@ from typing import Final
 import asyncpg
 
 from reconciler.errors import DatabaseUnavailable, UserError, describe_connection_error
+from webhooks.database import is_behind_pooler
 
 LOCK: Final = 0x657370_7265636F  # "esp" and "reco": any number will do that no one else takes
 LOCK_TIMEOUT: Final = 5.0
@@ -97,7 +98,7 @@ async def migrate(
     migrations = load(folder)
     async with _connection(dsn) as connection:
         await _require_schema(connection)
-        if not await _is_pooled(connection):  # there the lock would stay behind, on a connection that others get
+        if not await is_behind_pooler(connection):  # there the lock would stay behind, on a connection that others get
             await _take_lock(connection, wait)
         await _create_table(connection)
         done = await _applied(connection)
@@ -145,14 +146,6 @@ async def _require_schema(connection: asyncpg.Connection) -> None:
         raise MigrationError(
             "the connection's search_path names no schema that exists: create it, or set search_path for this role"
         )
-
-
-BACKEND_PID: Final = "SELECT pg_backend_pid()"
-
-
-async def _is_pooled(connection: asyncpg.Connection) -> bool:
-    """Whether a pooler stands between: it greets with a number of its own where PostgreSQL tells its pid."""
-    return bool(await connection.fetchval(BACKEND_PID) != connection.get_server_pid())
 
 
 TRY_LOCK: Final = "SELECT pg_try_advisory_lock($1)"
@@ -260,7 +253,7 @@ async def _apply_in_transaction(connection: asyncpg.Connection, migration: Migra
 
 async def _apply_alone(connection: asyncpg.Connection, migration: Migration, wait: float) -> None:
     """Run the one statement outside of a transaction; nobody queues up behind the locks it waits for."""
-    if await _is_pooled(connection):
+    if await is_behind_pooler(connection):
         raise MigrationError(f"{migration.name} can't run through a pooler: set database.direct_url for migrations")
     await connection.execute(PREPARE, False, int(wait * 1000), int(BUILD_TIMEOUT * 1000))
     await _drop_invalid_indexes(connection, migration)

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 State = Literal["pending", "claimed"]
 OnUnknown = Literal["hold", "fail", "release"]
+Hold = Literal["paused", "breaker", "suspect"]
 
 SOONEST_LOOK: Final = timedelta(seconds=15)
 LATEST_LOOK: Final = timedelta(minutes=15)
@@ -63,7 +64,6 @@ class Row:
     """What the ledger knows of one undecided send."""
 
     state: State
-    attempt: int
     reached: int
     """Attempts that can have reached the provider: all but those proved not sent."""
     submit_by: datetime | None
@@ -108,7 +108,7 @@ class Witness:
 class FeedView:
     """How a row's feed looks at the moment of the decision."""
 
-    hold: Literal["paused", "breaker", "suspect"] | None = None
+    hold: Hold | None = None
     witness: Witness = Witness(Answer.SILENT, "silent")
     key_window: timedelta | None = None
     """How long the provider keeps our native idempotency key; None: it keeps none."""

@@ -180,7 +180,6 @@ def _judge(
     )
     facts = Row(
         state=row["state"],
-        attempt=row["attempt"],
         reached=row["reached"],
         submit_by=row["submit_by"],
         first_claimed_at=row["first_claimed_at"],

@@ -31,13 +31,14 @@ from reconciler.settings_values import (
     RelativePath,
     Size,
     Tolerance,
+    Topic,
     Whole,
     credential_value,
     masked_url,
     url_password,
 )
 from reconciler.units import format_duration
-from webhooks.provider import Feed
+from webhooks.provider import Feed, Provider
 
 __all__ = ["ConfigError", "Settings", "load_settings"]
 
@@ -116,7 +117,7 @@ class FeedSettings(RuleSettings):
     tolerance: Tolerance = None
     """Greatest age of a signed timestamp, or "off"; None: the provider's default."""
     signed_url: HttpUrl | None = None
-    topics: OneOrMany[str] = ()
+    topics: OneOrMany[Topic] = ()
     certificates: RelativePath | None = None
     queue_url: HttpUrl | None = None
     endpoint_url: HttpUrl | None = None
@@ -282,7 +283,7 @@ def _shown_value(value: Any, *, secret: bool) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def load_settings(path: Path | None, environ: Mapping[str, str], known_providers: Collection[str]) -> Settings:
+def load_settings(path: Path | None, environ: Mapping[str, str], providers: Mapping[str, Provider]) -> Settings:
     """Return the settings of a file and the environment, which wins. See `FileSource` for which file.
 
     Raises ConfigError with one line a problem, all of them at once.
@@ -291,15 +292,23 @@ def load_settings(path: Path | None, environ: Mapping[str, str], known_providers
     environment = EnvironmentSource(Settings, environ, file)
     folder = file.path.parent if file.path else Path()
     context = copy_context()
-    context.run(CONTEXT.set, Context(environ, folder, known_providers, (environment, file)))
+    context.run(CONTEXT.set, Context(environ, folder, providers, (environment, file)))
     problems = list(environment.problems)
     try:
         settings = context.run(Settings)
     except ValidationError as error:
-        problems += [_problem(found, environment) for found in error.errors(include_input=False, include_url=False)]
+        found = _unexplained(error.errors(include_input=False, include_url=False))
+        problems += [_problem(one, environment) for one in found]
     if problems:
         raise ConfigError(problems)
     return settings
+
+
+def _unexplained(found: list[Any]) -> list[Any]:
+    """Leave out that a setting is missing where another line says that it was misspelt."""
+    unknown = [tuple(one["loc"]) for one in found if one["type"] == "extra_forbidden"]
+    meant = {(*key[:-1], _close(key)) for key in unknown}
+    return [one for one in found if one["type"] != "missing" or tuple(one["loc"]) not in meant]
 
 
 def _problem(found: Any, written: EnvironmentSource) -> str:
@@ -326,14 +335,22 @@ def _problem(found: Any, written: EnvironmentSource) -> str:
 
 def _advice(key: Key, place: str) -> str:
     *parent, name = key
-    names = list((_TABLES[parent[0]] if parent else Settings).model_fields)
-    if close := get_close_matches(name, names, n=1):
-        return f"; did you mean {_in_manner_of(place, (*parent, close[0]))}?"
+    if close := _close(key):
+        return f"; did you mean {_in_manner_of(place, (*parent, close))}?"
     homes = [section for section, table in _TABLES.items() if name in table.model_fields]
     if homes:
         home = next((section for section in homes if section not in NAMED_SECTIONS), f"{homes[0]}.NAME")
         return f"; did you mean {home}.{name}?"
-    return f": there is {', '.join(names)}"
+    return f": there is {', '.join(_siblings(key))}"
+
+
+def _close(key: Key) -> str | None:
+    """Return the setting that was most likely meant in the table where the key is."""
+    return next(iter(get_close_matches(key[-1], _siblings(key), n=1)), None)
+
+
+def _siblings(key: Key) -> list[str]:
+    return list((_TABLES[key[0]] if len(key) > 1 else Settings).model_fields)
 
 
 def _in_manner_of(place: str, meant: Key) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, PlainValidator, ValidationInfo
 from pydantic_settings import PydanticBaseSettingsSource
 
 from reconciler.units import parse_duration, parse_size
+from webhooks.provider import ChecksSettings, Provider
 
 MASK: Final = "***"
 POSTGRES_SCHEMES: Final = ("postgresql://", "postgres://")
@@ -38,7 +39,7 @@ class Context:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     folder: Path = Path()
     """Where relative paths start: the folder of the settings file."""
-    providers: Collection[str] | None = None
+    providers: Mapping[str, Provider] | None = None
     """The providers that exist; None: not checked."""
     sources: tuple[PydanticBaseSettingsSource, ...] = ()
     """Where settings are written; the first wins."""
@@ -101,14 +102,24 @@ def _from_variable(name: str, environ: Mapping[str, str]) -> str:
     return environ[name]
 
 
-def _feed_secret(secret: str) -> str:
-    if secret.startswith("whpk_"):
-        raise ValueError("is a public key (whpk_), which verifies nothing here: set the signing secret (whsec_)")
+def _feed_secret(secret: str, info: ValidationInfo) -> str:
     scheme, colon, rest = secret.partition(":")
     example, form = _CREDENTIALS.get(scheme + colon, ("", None))
     if form and not form.fullmatch(rest):
         raise ValueError(f"is half a credential, which anybody could send: write {example}")
-    return secret
+    return _unobjected("secrets", secret, info)
+
+
+def _topic(topic: str, info: ValidationInfo) -> str:
+    return _unobjected("topics", topic, info)
+
+
+def _unobjected(setting: Literal["secrets", "topics"], value: str, info: ValidationInfo) -> str:
+    provider = (CONTEXT.get().providers or {}).get(info.data.get("provider", ""))
+    objection = provider.objection(setting, value) if isinstance(provider, ChecksSettings) else None
+    if objection:
+        raise ValueError(objection)
+    return value
 
 
 def _database_url(url: str) -> str:
@@ -176,6 +187,7 @@ OneOrMany = Annotated[tuple[T, ...], BeforeValidator(_list)]
 Secret = Annotated[str, BeforeValidator(_secret)]
 """Text that may lie in a file or a variable. Fields of this type are declared with `repr=False`, and so are masked."""
 FeedSecret = Annotated[Secret, AfterValidator(_feed_secret)]
+Topic = Annotated[str, AfterValidator(_topic)]
 DatabaseUrl = Annotated[Secret, AfterValidator(_database_url)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 RelativePath = Annotated[Path, BeforeValidator(_path)]

@@ -15,6 +15,11 @@ from reconciler.settings import Settings
 from webhooks.database import is_behind_pooler
 
 
+def held_in_words(reason: str) -> str:
+    """Return why a send is held, where the code alone reads as if the send itself had been meant."""
+    return "refused: the feed's newest delivery was refused" if reason == "refused" else reason
+
+
 @dataclass(frozen=True, slots=True)
 class Undecided:
     """Sends of one feed and class that stand alike."""

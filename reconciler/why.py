@@ -16,6 +16,7 @@ from reconciler.ledger import Connection, Controls
 from reconciler.logs import Redactor
 from reconciler.policy import Action, Verdict
 from reconciler.reconcile import CONTROLS_A_SIDE, Policies, Scope, look
+from reconciler.status import held_in_words
 from reconciler.units import format_duration
 
 MOST_EVENTS: Final = 500
@@ -94,8 +95,10 @@ async def tell(pool: asyncpg.Pool, policies: Policies, key: str, *, show_recipie
     verdict = next((verdict for _, verdict in report.verdicts), None)
     hidden = () if show_recipient else ("recipient", "recipient_key", "payload", "response")
     facts = {name: value for name, value in row.items() if name not in ("asked_key", "now", *hidden)}
-    foreseen = _foresee(row, verdict, policies, controls)
-    return Story(wire_key, now, row["state"], _standing(row), facts, sorted(entries, key=_when), foreseen)
+    unsettled = _unsettled(row, verdict, events, policies)
+    foreseen = _foresee(row, verdict, policies, controls, revived=unsettled is not None)
+    standing = _standing(row, unsettled)
+    return Story(wire_key, now, row["state"], standing, facts, sorted(entries, key=_when), foreseen)
 
 
 def _when(entry: Entry) -> datetime:
@@ -126,7 +129,7 @@ def _row_entries(row: asyncpg.Record, verdicts: list[asyncpg.Record]) -> Iterato
         yield Entry(claim["claimed_at"], "claim", text, claim)
     if not any(verdict["action"] == row["state"] for verdict in verdicts) and row["verdict_reason"]:
         # The sender's own calls write no verdict where they only confirm what was expected.
-        text = f"{row['state']}: {row['verdict_reason']} (by the {row['verdict_source']})"
+        text = f"{row['state']}: {row['verdict_reason']} ({row['verdict_source']})"
         yield Entry(row["sent_at"] or row["failed_at"], "verdict", text, {"source": row["verdict_source"]})
 
 
@@ -191,7 +194,7 @@ def _message(message_id: str | None) -> str:
 def _verdict_entries(verdicts: list[asyncpg.Record]) -> Iterator[Entry]:
     for verdict in verdicts:
         witnesses = json.loads(verdict["witnesses"]) if verdict["witnesses"] else {}
-        words = [f"{verdict['action']}: {verdict['reason']} (by {_source(verdict)})"]
+        words = [f"{verdict['action']}: {held_in_words(verdict['reason'])} ({_source(verdict)})"]
         if seen := witnesses_in_words(witnesses):
             words.append(seen)
         if verdict["risk"]:
@@ -203,11 +206,8 @@ def _verdict_entries(verdicts: list[asyncpg.Record]) -> Iterator[Entry]:
 
 
 def _source(verdict: asyncpg.Record) -> str:
-    return (
-        f"the operator {verdict['who']}"
-        if verdict["source"] == "operator"
-        else f"{verdict['source']}, {verdict['who']}"
-    )
+    known_by = "" if verdict["source"] == "operator" else f"{verdict['source']}, "
+    return f"{known_by}by {verdict['who']}"
 
 
 def witnesses_in_words(witnesses: Mapping[str, Any]) -> str:
@@ -227,10 +227,40 @@ def _controls_in_words(controls: Controls) -> str:
     return f"{controls.before} controls before and {controls.after} after the claim" + (f", {heard}" if asked else "")
 
 
-def _standing(row: asyncpg.Record) -> str:
+def _unsettled(
+    row: asyncpg.Record, verdict: Verdict | None, events: list[asyncpg.Record], policies: Policies
+) -> str | None:
+    """Return what was said of a send and not acted upon yet; None where nothing is left for a pass to settle."""
+    heard = [event for event in events if not event["by_message_id"]] if verdict is None else events
+    by = {said: _sayers(said, heard) for said in ("accepted", "rejected")}
+    if verdict and verdict.action is Action.SENT:
+        said = "accepted"
+    elif verdict and (verdict.action, verdict.reason) == (Action.FAILED, "rejected"):
+        said = "rejected"
+    elif row["state"] == "failed" and by["accepted"] and row["now"] < row["failed_at"] + policies.late_window:
+        said = "accepted"
+    else:
+        return None
+    return f"{said} according to {by[said] or 'a provider'}, to be settled by the next pass"
+
+
+def _sayers(testimony: str, events: list[asyncpg.Record]) -> str:
+    return " and ".join(
+        dict.fromkeys(
+            "its sender" if event["source"] == "sender" else event["feed"]
+            for event in events
+            if event["testimony"] == testimony
+        )
+    )
+
+
+def _standing(row: asyncpg.Record, unsettled: str | None) -> str:
     """Return how a send stands, in one sentence."""
     attempts = f"{row['attempt']} attempt{'s' if row['attempt'] != 1 else ''}"
-    held = f", held ({row['held_reason']}) since {_clock(row['held_since'])}" if row["held_reason"] else ""
+    if unsettled:
+        return f"{row['state']}; {unsettled}; {attempts}"
+    reason = held_in_words(row["held_reason"]) if row["held_reason"] else None
+    held = f", held ({reason}) since {_clock(row['held_since'])}" if reason else ""
     cause = f", the sender reported: {row['cause']}" if row["cause"] and row["state"] != "sent" else ""
     match row["state"]:
         case "sent":
@@ -238,6 +268,8 @@ def _standing(row: asyncpg.Record) -> str:
             return f"sent after {attempts}: {row['verdict_reason']}{became}"
         case "failed":
             return f"failed after {attempts}: {row['verdict_reason']}{cause}"
+        case "claimed" if row["now"] < row["submit_by"] and not cause:
+            return f"claimed, its sender may be submitting it; {attempts}"
         case "claimed":
             return f"claimed, nobody knows whether it was accepted; {attempts}{held}{cause}"
     if row["released_at"]:
@@ -246,8 +278,12 @@ def _standing(row: asyncpg.Record) -> str:
     return f"pending, not claimed yet; {attempts}{held}"
 
 
-def _foresee(row: asyncpg.Record, verdict: Verdict | None, policies: Policies, controls: Controls | None) -> Next:
+def _foresee(
+    row: asyncpg.Record, verdict: Verdict | None, policies: Policies, controls: Controls | None, *, revived: bool
+) -> Next:
     """Return what happens next. The verdict is the policy's own; only its words are found here."""
+    if verdict is None and revived:
+        return Next("sent", "accepted", None, _WORDS["sent"])
     if verdict is None:
         return Next("none", row["state"], None, _at_rest(row, policies))
     words = {"until": _clock(verdict.next_check_at), "submit_by": _clock(row["submit_by"])}
@@ -279,7 +315,9 @@ _WORDS: Final = {
     "waiting:submitting": "its sender may still submit it until {submit_by}; nothing is judged before",
     "waiting:backoff": "waits until {until}, then it is released to be sent again with the same key",
     "waiting:grace": "silence is not judged before {until}; an event until then decides",
-    "waiting:told_again": "waits for the application to claim it again, which is told so at {until}",
+    "waiting:told_again": (
+        'waits for the application to claim it again (nobody tells it yet: see README, "Send again")'
+    ),
     "waiting": "waits for the application to claim it",
     "held": "nothing decides it yet; it is looked at again and again, less often as it ages",
 }

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -26,6 +27,7 @@ import structlog
 from reconciler.binaries import accounts
 from reconciler.migrate import migrate
 from reconciler.postgres import EmbeddedPostgres
+from webhooks.inbox import Inbox
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a database there is about eight times as quick to copy
 PREFIX = "esp-reconciler-tests-"
@@ -48,6 +50,14 @@ def logs_as_found() -> Iterator[None]:
     yield
     structlog.reset_defaults()
     logging.getLogger("aiohttp.server").filters.clear()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Lets programs that the test starts hear Ctrl-C, even where pytest was started to ignore it (nohup, `&`)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")
@@ -103,6 +113,22 @@ async def db(dsn: str) -> AsyncIterator[asyncpg.Pool]:
     pool = await asyncpg.create_pool(dsn, min_size=1, max_size=10)
     yield pool
     await asyncio.wait_for(pool.close(), 10)
+
+
+@pytest.fixture
+async def inbox(db: asyncpg.Pool) -> AsyncIterator[Inbox]:
+    """An open inbox."""
+    box = Inbox(db)
+    await box.open()
+    yield box
+    await box.close()
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A folder for sockets."""
+    with tempfile.TemporaryDirectory(prefix="cut-") as directory:  # tmp_path may be too long for a socket
+        yield Path(directory)
 
 
 POOLER = """

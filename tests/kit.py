@@ -12,17 +12,10 @@ import asyncpg
 
 from reconciler.policy import Rules
 from reconciler.reconcile import EVERYTHING, Policies, Report, Scope, run_pass
+from reconciler.settings import Settings
 
 FEED = "mg"
-RULES = Rules(
-    grace=timedelta(minutes=15),
-    give_up_after=timedelta(hours=24),
-    max_risk=0.01,
-    max_attempts=5,
-    same_key_retry=True,
-    retry_backoff=timedelta(seconds=30),
-    on_unknown="hold",
-)
+RULES = Settings().rules_for("", "")
 
 
 def policies(rules: Rules = RULES, key_window: timedelta | None = None) -> Policies:
@@ -136,6 +129,15 @@ async def heard_neighbours(db: Any, age: timedelta = timedelta(hours=2), feed: s
     await stored_delivery(db, feed)
 
 
+async def release_by_pass(db: Any, key: str) -> int:
+    """A claim of which nothing was heard, between neighbours that were, released by a pass; returns its fence."""
+    fence = await old_claim(db, key)
+    await heard_neighbours(db)
+    await reconcile(db)
+    assert (await row(db, key))["release_basis"] == "absent"
+    return fence
+
+
 async def stored_delivery(db: Any, feed: str = FEED, outcome: str = "stored") -> None:
     await db.execute(
         "INSERT INTO feed_delivery VALUES ($1, date_trunc('minute', clock_timestamp()), $2, 1, clock_timestamp())"
@@ -150,8 +152,9 @@ SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wai
 """
 
 
-async def wait_until_somebody_waits_for_a_lock(db: Any, count: int = 1) -> None:
-    """Wait on the server's own word that a session is blocked."""
+async def until_it_waits(db: Any, task: asyncio.Task[Any]) -> None:
+    """Wait on the server's own word that the task is blocked by a lock."""
     async with asyncio.timeout(10):
-        while await db.fetchval(WAITING_FOR_LOCK) < count:  # noqa: ASYNC110 - there is no event to wait for
+        while not await db.fetchval(WAITING_FOR_LOCK):
+            assert not task.done(), "it did not wait for the lock"
             await asyncio.sleep(0.005)

@@ -26,7 +26,7 @@ from kit import (
     reconcile,
     row,
     state,
-    wait_until_somebody_waits_for_a_lock,
+    until_it_waits,
 )
 
 from reconciler import guard, ledger
@@ -112,7 +112,7 @@ async def test_a_claim_of_a_row_that_is_deleted_meanwhile_grants_nothing(db: asy
         async with other.transaction():
             await other.execute("DELETE FROM send_log")
             asked = asyncio.create_task(claim(db, KEY))
-            await wait_until_somebody_waits_for_a_lock(db)
+            await until_it_waits(db, asked)
         with pytest.raises(asyncpg.SerializationError, match="deleted"):
             await asked
     assert (await claim(db, KEY))["outcome"] == "claimed"

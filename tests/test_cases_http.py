@@ -39,9 +39,9 @@ SECRETS = ("sendgrid_public_keys", "svix_secrets", "mailgun_signing_keys")
 
 @pytest.fixture(autouse=True)
 def _no_certificates_from_other_tests() -> Iterator[None]:
-    sns.forget_certificates()
+    sns._fetched.clear()
     yield
-    sns.forget_certificates()
+    sns._fetched.clear()
 
 
 def feed_of(case: Mapping[str, Any]) -> Feed:

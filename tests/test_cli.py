@@ -23,9 +23,9 @@ import structlog
 from click.testing import CliRunner, Result
 from kit import claim, event, make_older, old_claim, row, state
 
-from reconciler.cli import cli
 from reconciler.cli import statements as sql
 from reconciler.cli import text as cli_text
+from reconciler.cli.commands import cli
 from reconciler.settings import load_settings
 from webhooks.registry import PROVIDERS
 
@@ -61,7 +61,7 @@ class Program:
     """Runs commands on a test's database."""
 
     def __init__(self, config: Path, dsn: str) -> None:
-        self.env = {"RECONCILER_CONFIG": str(config), "RECONCILER_DATABASE__URL": dsn}
+        self.env: dict[str, str | None] = {"RECONCILER_CONFIG": str(config), "RECONCILER_DATABASE__URL": dsn}
 
     async def __call__(self, *args: str, stdin: str | None = None) -> Result:
         done = await asyncio.to_thread(CliRunner().invoke, cli, args, input=stdin, env=self.env)
@@ -99,9 +99,23 @@ async def test_a_dry_run_says_what_a_pass_would_do_and_changes_nothing(program: 
     before = await row(db, "order:1")
     done = await program.json("reconcile", "--dry-run")
     assert done["counts"] == {"held:silent": 1}
-    assert [(v["wire_key"], v["verdict"]["action"]) for v in done["verdicts"]] == [(before["wire_key"], "held")]
+    assert [(v["wire_key"], v["send_key"], v["verdict"]["action"]) for v in done["verdicts"]] == [
+        (before["wire_key"], "order:1", "held")
+    ]
     assert await row(db, "order:1") == before
     assert await db.fetchval("SELECT count(*) FROM pass") == 0
+
+
+async def test_a_dry_run_names_sends_by_both_keys_and_shows_a_risk_only_where_there_is_one(
+    program: Program, db: asyncpg.Pool
+) -> None:
+    await old_claim(db, "order:1")
+    header, line = (await program("reconcile", "--dry-run")).stdout.splitlines()[-2:]
+    assert header.split("  ")[:1] + header.split()[-2:] == ["SEND KEY", "NEXT", "LOOK"]
+    assert line.split()[:4] == ["order:1", (await row(db, "order:1"))["wire_key"], "held", "silent"]
+    await old_claim(db, "again", feed="resend-main", fingerprint="f")
+    header, line = (await program("reconcile", "--dry-run", "--key", "again")).stdout.splitlines()[-2:]
+    assert (header.split()[-1], line.split()[-1]) == ("RISK", "0")
 
 
 async def test_reconcile_of_one_key_leaves_the_others_alone(program: Program, db: asyncpg.Pool) -> None:
@@ -251,7 +265,7 @@ async def test_psql_reads_statements_from_standard_input_where_no_psql_is_instal
     monkeypatch.setattr("shutil.which", lambda _name: None)
     done = await program("psql", stdin="SELECT 'a;b'\n AS one;\nSELECT 2 AS two")
     assert done.exit_code == 0
-    assert done.stdout.split() == ["one", "a;b", "(1", "rows)", "two", "2", "(1", "rows)"]
+    assert done.stdout.split() == ["one", "a;b", "(1", "row)", "two", "2", "(1", "row)"]
 
 
 async def test_an_error_of_sql_is_one_line_that_names_the_statement(program: Program) -> None:
@@ -332,10 +346,79 @@ async def test_config_prints_a_file_that_means_the_same_with_secrets_masked(prog
     done = await program("config")
     assert "key-0123456789abcdef" not in done.output
     again = tmp_path / "again.toml"
-    again.write_text(done.stdout.replace('url = "', '# url = "'))
+    again.write_text(done.stdout.replace('url = "', '# url = "').replace('"***"', '"whsec_YQ=="'))
     settings = load_settings(again, {"HOME": "/nowhere"}, PROVIDERS)
-    assert settings.feeds["mg"].secrets == ("***",)
+    assert settings.feeds["mg"].secrets == ("whsec_YQ==",)
     assert settings.rules.grace == timedelta(minutes=15)
+
+
+async def test_config_names_the_file_and_the_folder_of_the_data(program: Program, tmp_path: Path) -> None:
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    file = folder / "r.toml"
+    file.write_text('[database]\ndata_dir = "../data"\n')
+    shown = (await program("config", "--config", str(folder / "../etc/r.toml"))).stdout
+    assert shown.splitlines()[0] == f"# from {file}"
+    assert f'data_dir = "{tmp_path / "data"}"' in shown
+
+
+READ_ONLY = (
+    ("status",),
+    ("status", "--json"),
+    ("why", "order:1"),
+    ("migrate", "--check"),
+    ("reconcile", "--dry-run"),
+)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Commands in a folder without a settings file, where nothing names a database."""
+    monkeypatch.chdir(tmp_path)
+    found = Program(tmp_path / "none", "")
+    found.env = {
+        "XDG_DATA_HOME": str(tmp_path),
+        **{name: None for name in os.environ if name.startswith("RECONCILER_") and name != "RECONCILER_PG_BIN"},
+    }
+    return found
+
+
+@pytest.mark.parametrize("args", READ_ONLY)
+async def test_who_only_looks_makes_no_embedded_database(
+    elsewhere: Program, tmp_path: Path, args: tuple[str, ...]
+) -> None:
+    done = await elsewhere(*args)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert one_line(done) == (
+        f"there is no embedded database in {tmp_path}/esp-reconciler and no settings file (looked for "
+        "./reconciler.toml): name the settings file with --config, or start reconciler serve, which makes one"
+    )
+    assert os.listdir(tmp_path) == []  # noqa: PTH208
+
+
+async def test_a_command_that_guesses_its_database_says_so(elsewhere: Program, tmp_path: Path) -> None:
+    guess = f"no settings file (looked for ./reconciler.toml): using the embedded database in {tmp_path}/esp-reconciler"
+    done = await elsewhere("psql", "-c", "SELECT 1 AS one")  # makes it
+    assert (done.exit_code, one_line(done)) == (0, guess)
+    done = await elsewhere("status")
+    assert (done.exit_code, one_line(done)) == (0, guess)
+    assert done.stdout.splitlines()[:2] == [
+        "settings file: none (looked for ./reconciler.toml)",
+        f"database:      embedded in {tmp_path}/esp-reconciler",
+    ]
+    elsewhere.env["RECONCILER_DATABASE__DATA_DIR"] = str(tmp_path / "esp-reconciler")
+    assert (await elsewhere("status", "--check")).stderr == ""  # somebody named it
+
+
+async def test_status_shows_which_settings_and_which_database_it_looked_at(
+    program: Program, config: Path, dsn: str
+) -> None:
+    program.env["RECONCILER_DATABASE__URL"] = dsn.replace("postgres@", "postgres:secret-word@")
+    done = await program("status")
+    assert done.stdout.splitlines()[0] == f"settings file: {config}"
+    assert done.stdout.splitlines()[1].startswith("database:      postgresql://postgres:***@")
+    shown = await program.json("status")
+    assert (shown["settings_file"], "secret-word" in str(shown)) == (str(config), False)
 
 
 async def test_config_warns_of_a_feed_that_refuses_everything(program: Program, tmp_path: Path) -> None:
@@ -370,7 +453,8 @@ def test_every_command_says_what_it_does_in_one_line_and_takes_config(name: str)
 
 
 def test_help_does_not_wait_for_libraries_that_it_does_not_need() -> None:
-    check = "import sys, reconciler.cli; print({'pydantic', 'asyncpg', 'aiohttp', 'structlog'} & set(sys.modules))"
+    libraries = "{'pydantic', 'asyncpg', 'aiohttp', 'structlog'}"
+    check = f"import sys, reconciler.cli.commands; print({libraries} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -397,6 +481,28 @@ def test_a_port_that_is_in_use_is_one_line_without_a_traceback(config: Path, tmp
     assert "Traceback" not in done.stderr
 
 
+INTERRUPTED_AT_IMPORT = """
+import signal, sys
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "click":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from reconciler.cli import main
+main()
+"""
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_while_libraries_are_imported_shows_no_traceback() -> None:
+    command = [sys.executable, "-c", INTERRUPTED_AT_IMPORT, "status"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "reconciler: interrupted\n")
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_command_with_one_line_and_130(config: Path, dsn: str) -> None:
     env = os.environ | {"RECONCILER_CONFIG": str(config), "RECONCILER_DATABASE__URL": dsn}
     command = [*PROGRAM, "psql", "-c", "DO $$ BEGIN RAISE NOTICE 'begun'; PERFORM pg_sleep(60); END $$"]
@@ -442,6 +548,9 @@ async def test_status_exits_with_3_only_when_it_is_asked_to_check(program: Progr
     done = await program("status", "--check")
     assert done.exit_code == 3
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["held mg"]
+    await program("pause", "--feed", "mg", "--reason", "incident")
+    done = await program("status", "--check")
+    assert (done.exit_code, done.stdout.splitlines()[-1].split(":")[:2]) == (3, ["note", " paused mg"])
     shown = await program("status")
     assert (shown.exit_code, "! held mg" in shown.stdout) == (0, True)
     assert (await program.json("status"))["ok"] is False

@@ -382,6 +382,14 @@ async def test_refusals_in_a_row_count_from_the_newest_good_delivery(db: asyncpg
     assert REGISTRY.get_sample_value("reconciler_feed_refused_in_a_row", {"feed": "mg"}) == 5
 
 
+async def test_a_streak_of_refusals_that_is_a_day_old_is_told_no_more(db: asyncpg.Pool) -> None:
+    await db.execute(NOTE, "mg", "refused:signature", 7, 30.0)
+    await metrics.read_feeds(db)
+    await db.execute("UPDATE feed_delivery SET minute = minute - interval '1 day'")
+    await metrics.read_feeds(db)
+    assert REGISTRY.get_sample_value("reconciler_feed_refused_in_a_row", {"feed": "mg"}) is None
+
+
 def sends(state: str, held: str = "") -> float | None:
     return REGISTRY.get_sample_value("reconciler_sends", {"state": state, "held": held})
 

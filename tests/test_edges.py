@@ -14,10 +14,10 @@ import pytest
 from aiohttp.http_exceptions import BadHttpMessage
 from click.testing import CliRunner
 from receiver_app import PLAIN, running, signed
-from serving import FEEDS, sample, serving, write_config
+from serving import sample, serving, write_config
 from structlog.testing import capture_logs
 
-from reconciler.cli import cli
+from reconciler.cli.commands import cli
 from reconciler.daemon import serve
 from reconciler.errors import UserError
 from reconciler.settings import ConfigError, load_settings
@@ -25,6 +25,7 @@ from webhooks import body as bodies
 from webhooks.inbox import Inbox, InboxUnavailable
 from webhooks.quiet import UnreadableRequests
 from webhooks.receiver import Limits
+from webhooks.registry import PROVIDERS
 from webhooks.writer import Writer
 
 HEAD = f"POST /webhooks/{PLAIN.name} HTTP/1.1\r\nHost: x\r\n"
@@ -185,7 +186,7 @@ def test_odd_settings_are_refused_in_one_line(text: str, tmp_path: Path) -> None
     file = tmp_path / "reconciler.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as refused:
-        load_settings(file, {}, ())
+        load_settings(file, {}, PROVIDERS)
     assert isinstance(refused.value, UserError)
     assert len(refused.value.problems) == 1
 
@@ -193,7 +194,7 @@ def test_odd_settings_are_refused_in_one_line(text: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("host", ["a..b", "x" * 300])
 async def test_a_host_that_is_no_name_ends_serve_with_one_line(host: str, tmp_path: Path) -> None:
     config = write_config(tmp_path)
-    settings = load_settings(config, {"RECONCILER_RECEIVER__HOST": host}, {feed.provider for feed in FEEDS.values()})
+    settings = load_settings(config, {"RECONCILER_RECEIVER__HOST": host}, PROVIDERS)
     with pytest.raises(UserError, match="no name of a host"):
         await serve(settings)
 

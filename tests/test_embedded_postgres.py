@@ -192,6 +192,7 @@ def test_the_first_one_out_leaves_the_server_to_the_others(server, root):
     assert _ask(server.dsn(), "SELECT 1") == 1
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_in_the_terminal_does_not_stop_the_server_of_the_others(root):
     first = _client(root)
     assert first.stdout.readline()

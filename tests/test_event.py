@@ -150,6 +150,6 @@ def test_any_text_has_a_comparable_form_that_is_its_own(address: str) -> None:
 
 def test_a_hostile_domain_costs_no_time() -> None:
     label = "".join(chr(0x4E00 + i) for i in range(20_000))
-    started = time.perf_counter()
+    started = time.process_time()
     assert normal_recipient(f"ada@{label}.Example") == f"ada@{label}.example"
-    assert time.perf_counter() - started < 1  # unbounded punycode took half a minute
+    assert time.process_time() - started < 1  # unbounded punycode took half a minute

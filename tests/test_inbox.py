@@ -4,59 +4,23 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
-from typing import Self
 
 import asyncpg
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from receiver_app import Cut, random_bytes
+from inbox_kit import count, event
+from receiver_app import random_bytes
 
 from webhooks import rows
-from webhooks.counters import Counters
-from webhooks.database import connect_pool, is_behind_pooler
-from webhooks.event import Event, Kind, Testimony, normal_recipient, stand_in_key, storable, wire_key
-from webhooks.inbox import MAX_BATCH, Inbox, InboxBusy, InboxUnavailable, Stored
+from webhooks.event import Testimony, normal_recipient, stand_in_key, storable, wire_key
+from webhooks.inbox import MAX_BATCH, Inbox, Stored
 from webhooks.rows import RowMaker
-from webhooks.writer import STORE_EVENTS, read_layout
+from webhooks.writer import read_layout
 
 AT = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
-
-
-def event(n: object, **changes: object) -> Event:
-    base = Event(
-        kind=Kind.DELIVERED,
-        testimony=Testimony.ACCEPTED,
-        message_id=f"message-{n}",
-        event_id=f"event-{n}",
-        send_key=f"order-{n}",
-        raw=b"{}",
-    )
-    return msgspec.structs.replace(base, **changes)
-
-
-@pytest.fixture
-async def inbox(db: asyncpg.Pool) -> AsyncIterator[Inbox]:
-    box = Inbox(db)
-    await box.open()
-    yield box
-    await box.close()
-
-
-async def count(db: asyncpg.Pool) -> int:
-    return await db.fetchval("SELECT count(*) FROM provider_event")
-
-
-@pytest.fixture
-def sockets():
-    with tempfile.TemporaryDirectory(prefix="cut-") as directory:  # tmp_path may be too long for a socket
-        yield Path(directory)
 
 
 # What is stored
@@ -292,226 +256,8 @@ async def test_a_new_partition_is_used_once_the_months_are_read_again(db, inbox)
     assert [tuple(row) for row in found] == [("event-1", rows.UNDATED), ("event-2", at)]
 
 
-# Limits and faults
-
-
-async def test_more_than_may_wait_is_put_off_and_the_rest_is_stored(db):
-    box = Inbox(db, queue_events=10)
-    await box.open()
-    told = await asyncio.gather(*(box.store("main", [event(n)]) for n in range(25)), return_exceptions=True)
-    assert [type(result) for result in told] == [Stored] * 10 + [InboxBusy] * 15
-    assert await count(db) == 10
-    assert await box.store("main", [event(n) for n in range(50)]) == Stored(40, 10), "larger than the queue, but alone"
-    await box.close()
-
-
-async def test_bytes_that_wait_are_bounded(db):
-    box = Inbox(db, queue_bytes=100_000)
-    await box.open()
-    raw = bytes(30_000)
-    told = await asyncio.gather(*(box.store("main", [event(n, raw=raw)]) for n in range(5)), return_exceptions=True)
-    assert [type(result) for result in told] == [Stored] * 3 + [InboxBusy] * 2
-    assert (box._events, box._bytes) == (0, 0)
-    await box.close()
-
-
-@dataclass
-class Locked:
-    """A transaction that lets nobody write events."""
-
-    connection: asyncpg.Connection
-
-    async def __aenter__(self) -> Self:
-        await self.connection.execute("BEGIN; LOCK TABLE provider_event IN SHARE MODE")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.connection.execute("COMMIT")
-
-
-async def test_nothing_is_acknowledged_before_the_commit(db, inbox):
-    async with db.acquire() as other:
-        async with Locked(other):
-            waiting = asyncio.create_task(inbox.store("main", [event(1)]))
-            while not await other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
-                assert not waiting.done()
-            assert not waiting.done()
-        assert await waiting == Stored(1, 0)
-
-
-async def test_a_slow_database_is_not_waited_for_longer_than_the_limit(db):
-    box = Inbox(db, seconds=0.3)
-    await box.open()
-    async with db.acquire() as other:
-        async with Locked(other):
-            told = await asyncio.gather(
-                box.store("main", [event(1)]), box.store("main", [event(2)]), return_exceptions=True
-            )
-        assert {type(result) for result in told} <= {InboxBusy, InboxUnavailable}
-    assert await box.store("main", [event(1), event(3)]) in [(2, 0), (1, 1)]
-    await box.close()
-
-
-async def test_an_exhausted_pool_is_not_waited_for_for_ever(dsn):
-    pool = await asyncpg.create_pool(dsn, min_size=1, max_size=1)
-    box = Inbox(pool, seconds=0.2)
-    await box.open()
-    async with pool.acquire():
-        told = await asyncio.gather(*(box.store("main", [event(n)]) for n in range(50)), return_exceptions=True)
-    assert {type(result) for result in told} == {InboxBusy}
-    await box.close()
-    await asyncio.wait_for(pool.close(), 10)
-
-
-async def test_a_closed_inbox_takes_nothing_and_stores_what_it_took(db):
-    box = Inbox(db)
-    with pytest.raises(InboxBusy):
-        await box.store("main", [event(0)])
-    await box.open()
-    waiting = [asyncio.create_task(box.store("main", [event(n)])) for n in range(20)]
-    await asyncio.sleep(0)
-    await box.close()
-    with pytest.raises(InboxBusy):
-        await box.store("main", [event(99)])
-    assert [await task for task in waiting] == [(1, 0)] * 20
-    assert await count(db) == 20
-
-
-async def test_whoever_is_cancelled_takes_nobody_with_him(db, inbox):
-    first, second = (asyncio.create_task(inbox.store("main", [event(n)])) for n in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    assert await second == Stored(1, 0)
-    with pytest.raises(asyncio.CancelledError):
-        await first
-
-
-async def test_a_connection_that_died_is_replaced_without_the_provider_noticing(db, inbox):
-    await inbox.store("main", [event(1)])
-    await db.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    )
-    assert await inbox.store("main", [event(1), event(2)]) == Stored(1, 1)
-
-
-async def test_a_database_that_is_away_is_said_and_its_return_is_noticed(dsn, sockets):
-    async with Cut(dsn, sockets) as cut:
-        pool = await connect_pool(cut.dsn, size=3, application="test")
-        box = Inbox(pool)
-        await box.open()
-        assert await box.store("main", [event(1)]) == (1, 0)
-        await box.check()
-        cut.cut()
-        for n in range(3):
-            with pytest.raises(InboxUnavailable):
-                await box.store("main", [event(n)])
-            with pytest.raises(InboxUnavailable):
-                await box.check()
-        cut.resume()
-        assert await box.store("main", [event(1), event(2)]) == (1, 1)
-        await box.check()
-        await box.close()
-        await asyncio.wait_for(pool.close(), 10)
-
-
-async def test_a_schema_that_changes_under_the_statement_loses_nothing(db, inbox):
-    await inbox.store("main", [event(1)])
-    await db.execute("ALTER TABLE provider_event ADD COLUMN more text DEFAULT 'x'")
-    await db.execute("ALTER TABLE provider_event ALTER COLUMN reason TYPE varchar(600)")
-    assert await inbox.store("main", [event(1), event(2, reason="because")]) == (1, 1)
-
-
-# Poolers
-
-
-async def test_behind_a_pooler_each_batch_is_one_explicit_transaction(dsn, sockets):
-    async with Cut(dsn, sockets, pooled=True) as pooler:
-        pool = await connect_pool(pooler.dsn, size=3, application="test")
-        async with pool.acquire() as connection:
-            assert await is_behind_pooler(connection)
-            assert connection._con._config.statement_cache_size == 0
-        box = Inbox(pool)
-        await box.open()
-        assert await box.store("main", [event(0)]) == (1, 0)
-        before = pooler.transactions
-        assert await box.store("main", [event(1), event(1), event(2)]) == (2, 1)
-        assert pooler.transactions == before + 1
-        await box.close()
-        await asyncio.wait_for(pool.close(), 10)
-
-
-async def test_a_direct_connection_keeps_its_statements_prepared(dsn):
-    pool = await connect_pool(dsn, size=2, application="test")
-    async with pool.acquire() as connection:
-        assert not await is_behind_pooler(connection)
-        assert connection._con._config.statement_cache_size == 100
-    async with pool.acquire(), pool.acquire():
-        with pytest.raises(TimeoutError):
-            await pool.acquire(timeout=0.05)
-    await asyncio.wait_for(pool.close(), 10)
-
-
-async def test_200_concurrent_deliveries_through_pgbouncer_are_all_stored(pooler, db):
-    pool = await connect_pool(pooler, size=4, application="test")
-    box = Inbox(pool, writers=2)
-    await box.open()
-    for _ in range(5):
-        await asyncio.gather(*(box.store("main", [event(n)]) for n in range(200)))
-    assert await count(db) == 200
-    await box.close()
-    await asyncio.wait_for(pool.close(), 10)
-
-
-# Counting
-
-
-async def test_counts_of_deliveries_are_written_once_and_added_up(db):
-    now = 100.0
-    counters = Counters(lambda: now)
-    for outcome in ("stored", "stored", "refused:signature"):
-        counters.note("main", outcome)
-    assert await counters.flush(db) == 2
-    assert await counters.flush(db) == 0
-    counters.note("main", "stored", 3)
-    now += 1
-    await counters.flush(db)
-    found = await db.fetch(
-        "SELECT feed, outcome, sum(n)::int AS n, bool_and(last_at <= now()) FROM feed_delivery GROUP BY 1, 2 ORDER BY 2"
-    )
-    assert [tuple(row) for row in found] == [("main", "refused:signature", 1, True), ("main", "stored", 5, True)]
-
-
-async def test_counts_belong_to_the_minute_of_the_database_in_which_they_were_made(db):
-    now = 1_000.0
-    counters = Counters(lambda: now)
-    counters.note("main", "stored")
-    now += 600
-    counters.note("main", "stored")
-    await counters.flush(db)
-    first, second = await db.fetch("SELECT n, last_at, now() AS t FROM feed_delivery ORDER BY minute")
-    assert (first["n"], second["n"]) == (1, 1)
-    assert timedelta(seconds=595) < first["t"] - first["last_at"] < timedelta(seconds=605)
-
-
-async def test_counts_survive_a_database_that_is_away(dsn, db, sockets):
-    counters = Counters()
-    counters.note("main", "stored", 2)
-    async with Cut(dsn, sockets) as cut:
-        pool = await connect_pool(cut.dsn, size=1, application="test")
-        cut.cut()
-        with pytest.raises((OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):
-            await counters.flush(pool)
-        counters.note("main", "stored")
-        cut.resume()
-        await counters.flush(pool)
-        await asyncio.wait_for(pool.close(), 10)
-    assert await db.fetchval("SELECT sum(n)::int FROM feed_delivery") == 3
-
-
 async def test_the_layout_is_read_from_the_database(db):
     async with db.acquire() as connection:
         maker = await read_layout(connection)
     assert isinstance(maker, RowMaker)
     assert len(maker._months) == 4
-    assert "ON CONFLICT DO NOTHING" in STORE_EVENTS

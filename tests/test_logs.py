@@ -234,7 +234,7 @@ def test_redaction_never_raises():
 
 
 def test_a_huge_text_is_cut_and_costs_no_time():
-    started = time.perf_counter()
+    started = time.process_time()
     line = redacted(event="x", body="a" * 1_000_000, other="a.%+" * 1_000_000)
     assert len(line["body"]) == LONGEST + 3
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2

@@ -89,11 +89,11 @@ def test_any_bytes_split_and_load_or_are_refused(body: bytes) -> None:
 
 
 def test_a_hostile_body_is_split_in_linear_time() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     for body in (b'["' + b"\\" * 2_000_001, b"[" + b'"' * 1_000_001, b"[NaN," + b"[" * 1_000_000):
         with pytest.raises(BadPayload):
             split(body)
-    assert time.perf_counter() - started < 5  # well under a second each
+    assert time.process_time() - started < 5  # well under a second each
 
 
 # --- loading

@@ -45,7 +45,6 @@ KEEPS_KEY = FeedView(key_window=DAY)
 def claimed(age: timedelta = HOUR, **changes: object) -> Row:
     row = Row(
         state="claimed",
-        attempt=1,
         reached=1,
         submit_by=NOW - age,
         first_claimed_at=NOW - age - MINUTE,
@@ -66,7 +65,6 @@ moments = st.integers(-2 * 86400, 5 * 86400).map(lambda s: NOW - timedelta(secon
 rows = st.builds(
     Row,
     state=st.sampled_from(["pending", "claimed"]),
-    attempt=st.integers(1, 7),
     reached=st.integers(0, 7),
     submit_by=moments,
     first_claimed_at=moments,

@@ -8,8 +8,8 @@ import asyncio
 import asyncpg
 import pytest
 
-from reconciler import migrate as runner
 from reconciler.migrate import MigrationError, load, migrate, pending
+from webhooks.database import is_behind_pooler
 
 
 async def test_migrations_run_through_a_pooler_and_leave_no_lock_behind(pooler, dsn, tmp_path):
@@ -36,6 +36,6 @@ async def test_a_file_that_needs_a_connection_of_its_own_says_so(pooler, tmp_pat
 async def test_a_direct_connection_is_not_taken_for_a_pooled_one(pooler, dsn):
     direct = await asyncpg.connect(dsn)
     pooled = await asyncpg.connect(pooler, statement_cache_size=0)
-    assert [await runner._is_pooled(connection) for connection in (direct, pooled)] == [False, True]
+    assert [await is_behind_pooler(connection) for connection in (direct, pooled)] == [False, True]
     await pooled.close()
     await direct.close()

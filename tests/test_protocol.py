@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import string
 from datetime import timedelta
 
 import asyncpg
@@ -18,38 +16,26 @@ from kit import (
     event,
     fail,
     heard_neighbours,
-    make_due,
     make_older,
     old_claim,
     reasons,
     reconcile,
+    release_by_pass,
     row,
     state,
-    wait_until_somebody_waits_for_a_lock,
+    until_it_waits,
 )
-
-from reconciler.feeds import pause, resume
-from webhooks.event import bounded_id
 
 KEY = "order:1"
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 NOW = "SELECT clock_timestamp()"
 
 
-async def release_by_pass(db: asyncpg.Pool, key: str = KEY) -> int:
-    """A claim of which nothing was heard, between neighbours that were, released by a pass; returns its fence."""
-    fence = await old_claim(db, key)
-    await heard_neighbours(db)
-    await reconcile(db)
-    assert (await row(db, key))["release_basis"] == "absent"
-    return fence
-
-
 # H2: a late confirm is the best proof there is
 
 
 async def test_h2_a_late_confirm_of_a_released_claim_makes_the_row_sent(db: asyncpg.Pool) -> None:
-    fence = await release_by_pass(db)
+    fence = await release_by_pass(db, KEY)
     assert await confirm(db, KEY, fence) == "sent_late"
     assert await state(db, KEY) == "sent"
     assert (await claim(db, KEY))["outcome"] == "already_sent"
@@ -63,7 +49,7 @@ async def test_h2_a_late_confirm_corrects_a_failure(db: asyncpg.Pool) -> None:
 
 
 async def test_h2_a_late_confirm_ends_the_running_attempt_which_learns_of_it(db: asyncpg.Pool) -> None:
-    first = await release_by_pass(db)
+    first = await release_by_pass(db, KEY)
     second = (await claim(db, KEY))["fence"]
     assert await confirm(db, KEY, first, "m-first") == "sent_late"
     assert await state(db, KEY) == "sent"
@@ -113,7 +99,9 @@ async def test_h4_a_claim_in_an_old_transaction_is_not_born_old(db: asyncpg.Pool
 # H5, E1, E2, E8: lock first, look afterwards
 
 
-async def test_e1_a_claim_that_waited_for_the_row_sees_evidence_committed_meanwhile(db: asyncpg.Pool) -> None:
+async def test_e1_a_claim_that_waited_for_the_row_sees_evidence_committed_meanwhile(
+    db: asyncpg.Pool, unhurried_claim: None
+) -> None:
     fence = await old_claim(db, KEY)
     async with db.acquire() as releaser, db.acquire() as claimer:
         transaction = releaser.transaction()
@@ -121,14 +109,14 @@ async def test_e1_a_claim_that_waited_for_the_row_sees_evidence_committed_meanwh
         assert await fail(releaser, KEY, fence, "refused", not_sent=True) == "released"
         # The claim's cheap look without a lock must not answer for it: it has to wait for the row itself.
         waiting = asyncio.create_task(call(claimer, "send_claim_unhurried", KEY, FEED))
-        await wait_until_somebody_waits_for_a_lock(db)
+        await until_it_waits(db, waiting)
         await event(db, KEY)
         await transaction.commit()
         assert (await waiting)["outcome"] == "already_sent"
     assert await state(db, KEY) == "sent"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 async def unhurried_claim(db: asyncpg.Pool) -> None:
     """A claim that first waits for the row, as one does that read it while it was still pending."""
     await db.execute("""
@@ -148,7 +136,7 @@ async def test_e1_two_claims_of_one_free_row_meet_at_its_lock_and_one_wins(db: a
         await transaction.start()
         assert (await claim(one, KEY))["outcome"] == "claimed"
         waiting = asyncio.create_task(claim(two, KEY))
-        await wait_until_somebody_waits_for_a_lock(db)
+        await until_it_waits(db, waiting)
         await transaction.commit()
         assert (await waiting)["outcome"] == "in_flight"
 
@@ -160,7 +148,7 @@ async def test_e1_a_claim_waiting_for_the_row_looks_after_it_got_it(db: asyncpg.
         await transaction.start()
         await holder.execute("UPDATE send_log SET campaign = 'x'")
         waiting = asyncio.create_task(claim(claimer, KEY))
-        await wait_until_somebody_waits_for_a_lock(db)
+        await until_it_waits(db, waiting)
         await event(db, KEY)
         await transaction.commit()
         assert (await waiting)["outcome"] == "already_sent"
@@ -207,7 +195,7 @@ async def test_h5_the_senders_failure_looks_before_it_believes_itself(db: asyncp
 
 
 async def test_h6_a_released_row_that_nobody_claims_is_told_again_and_shown(db: asyncpg.Pool) -> None:
-    await release_by_pass(db)
+    await release_by_pass(db, KEY)
     for told, minutes in ((1, 1), (2, 5), (3, 15)):
         await make_older(db, KEY, timedelta(minutes=minutes))
         await reconcile(db)
@@ -216,22 +204,18 @@ async def test_h6_a_released_row_that_nobody_claims_is_told_again_and_shown(db: 
 
 
 async def test_h6_a_released_row_past_its_expiry_fails(db: asyncpg.Pool) -> None:
-    await release_by_pass(db)
-    await db.execute("UPDATE send_log SET expires_at = clock_timestamp() WHERE wire_key = $1", await wire(db))
+    await release_by_pass(db, KEY)
+    await db.execute("UPDATE send_log SET expires_at = clock_timestamp() WHERE send_key = $1", KEY)
     await make_older(db, KEY, timedelta(minutes=2))
     await reconcile(db)
     assert (await row(db, KEY))["verdict_reason"] == "expired"
 
 
 async def test_h6_a_released_row_becomes_sent_on_late_evidence(db: asyncpg.Pool) -> None:
-    await release_by_pass(db)
+    await release_by_pass(db, KEY)
     await event(db, KEY)
     await reconcile(db)
     assert await state(db, KEY) == "sent"
-
-
-async def wire(db: asyncpg.Pool, key: str = KEY) -> str:
-    return await db.fetchval("SELECT wire_key($1)", key)
 
 
 # H7: the window of a same-key retry
@@ -289,7 +273,7 @@ async def test_h8_acceptance_wins_in_either_order(db: asyncpg.Pool, order: tuple
 
 
 async def test_h8_a_rejection_of_an_older_attempt_never_fails_a_running_one(db: asyncpg.Pool) -> None:
-    await release_by_pass(db)
+    await release_by_pass(db, KEY)
     second = (await claim(db, KEY))["fence"]
     await event(db, KEY, "rejected")
     await reconcile(db)
@@ -298,7 +282,7 @@ async def test_h8_a_rejection_of_an_older_attempt_never_fails_a_running_one(db: 
 
 
 async def test_h8_acceptance_of_the_first_attempt_corrects_a_failure_of_the_second(db: asyncpg.Pool) -> None:
-    await release_by_pass(db)
+    await release_by_pass(db, KEY)
     second = (await claim(db, KEY))["fence"]
     assert await fail(db, KEY, second, "422", not_sent=False) == "failed"
     await event(db, KEY)
@@ -313,245 +297,3 @@ async def test_h8_an_operators_failure_is_corrected_too(db: asyncpg.Pool) -> Non
     await event(db, KEY)
     await reconcile(db)
     assert await state(db, KEY) == "sent"
-
-
-# H12, E10: pause
-
-
-async def test_e10_nothing_is_released_after_pause_has_returned(db: asyncpg.Pool) -> None:
-    await old_claim(db, KEY)
-    await heard_neighbours(db)
-    async with db.acquire() as pauser:
-        await pause(pauser, FEED, "incident", "me")
-    await reconcile(db)
-    assert (await row(db, KEY))["held_reason"] == "paused"
-    async with db.acquire() as pauser:
-        assert await resume(pauser, FEED, "over", "me")
-    await make_due(db, KEY)
-    await reconcile(db)
-    assert await state(db, KEY) == "pending"
-
-
-async def test_e10_a_pass_that_has_decided_writes_nothing_past_a_pause(db: asyncpg.Pool) -> None:
-    await old_claim(db, KEY)
-    await heard_neighbours(db)
-    async with db.acquire() as releaser, db.acquire() as pauser:
-        transaction = releaser.transaction()
-        await transaction.start()
-        await releaser.execute("SELECT FROM feed_state WHERE feed = '*' FOR UPDATE")  # the pass must meet this lock
-        running = asyncio.create_task(reconcile(db))
-        await wait_until_somebody_waits_for_a_lock(db)
-        await releaser.execute("INSERT INTO feed_state (feed, paused_at) VALUES ($1, clock_timestamp())", FEED)
-        await transaction.commit()
-        await running
-        assert await pauser.fetchval("SELECT count(*) FROM verdict WHERE action = 'released'") == 0
-    assert await state(db, KEY) == "claimed"
-
-
-async def test_h12_a_pause_stops_claims_of_what_a_pass_released_but_not_first_ones(db: asyncpg.Pool) -> None:
-    await release_by_pass(db)
-    async with db.acquire() as pauser:
-        await pause(pauser, "*", "incident", "me")
-    answer = await claim(db, KEY)
-    assert (answer["outcome"], answer["reason"]) == ("held", "paused")
-    assert (await claim(db, "order:2"))["outcome"] == "claimed"
-
-
-async def test_h12_an_operators_release_passes_a_pause_but_never_evidence_nor_submit_by(db: asyncpg.Pool) -> None:
-    async with db.acquire() as pauser:
-        await pause(pauser, "*", "incident", "me")
-    await claim(db, "running")
-    await old_claim(db, "silent")
-    await old_claim(db, "spoken of")
-    await event(db, "spoken of", "none", kind="unknown")
-    await old_claim(db, "accepted")
-    await event(db, "accepted")
-    keys = ("running", "silent", "spoken of", "accepted", "nobody's")
-    outcomes = [(await call(db, "operator_release", key, "checked", "me"))["outcome"] for key in keys]
-    assert outcomes == ["refused", "released", "refused", "sent", "unknown_key"]
-    assert (await claim(db, "silent"))["outcome"] == "claimed"
-
-
-# H15: expiry
-
-
-async def test_h15_a_claim_past_the_expiry_is_refused_and_a_pass_ends_the_row(db: asyncpg.Pool) -> None:
-    past = (await db.fetchval("SELECT clock_timestamp() - interval '1 second'")).isoformat()
-    await call(db, "send_enqueue", KEY, FEED, f'{{"expires_at": "{past}"}}')
-    assert (await claim(db, KEY))["outcome"] == "expired"
-    await reconcile(db)
-    assert (await row(db, KEY))["verdict_reason"] == "expired"
-
-
-async def test_h15_an_expired_claim_is_never_failed_while_the_feed_is_silent(db: asyncpg.Pool) -> None:
-    await old_claim(db, KEY)
-    await db.execute("UPDATE send_log SET expires_at = clock_timestamp() - interval '1 hour'")
-    await reconcile(db)
-    assert await state(db, KEY) == "claimed"
-    await heard_neighbours(db)
-    await make_due(db, KEY)
-    await reconcile(db)
-    assert (await row(db, KEY))["verdict_reason"] == "expired"
-
-
-# H16: one clock
-
-
-async def test_h16_the_claim_answers_a_duration_never_a_wall_clock(db: asyncpg.Pool) -> None:
-    answer = await claim(db, KEY, submit_within="90s")
-    claimed = await row(db, KEY)
-    assert answer["seconds_left"] == 90
-    assert claimed["submit_by"] - claimed["claimed_at"] == timedelta(seconds=90)
-
-
-# H22, E9: evidence in slow transactions
-
-
-async def test_e9_evidence_in_a_slow_transaction_is_found_from_the_rows_side(db: asyncpg.Pool) -> None:
-    await old_claim(db, KEY, timedelta(minutes=5))
-    fence = (await claim(db, "failed"))["fence"]
-    await fail(db, "failed", fence, "422", not_sent=False)
-    async with db.acquire() as slow:
-        transaction = slow.transaction()
-        await transaction.start()
-        await event(slow, KEY)
-        await event(slow, "failed", message_id="m-2")
-        for n in range(3):  # later events are committed and passes run over them
-            await event(db, f"other:{n}", message_id=f"o-{n}")
-            await reconcile(db)
-        await transaction.commit()
-    await reconcile(db)
-    assert [await state(db, KEY), await state(db, "failed")] == ["sent", "sent"]
-
-
-# H23: message ids
-
-
-async def test_h23_an_id_known_before_the_call_joins_events_without_a_key(db: asyncpg.Pool) -> None:
-    await claim(db, KEY, known_message_id="guid-1")
-    await event(db, None, message_id="guid-1")
-    await reconcile(db)
-    assert await state(db, KEY) == "sent"
-
-
-async def test_h23_an_answers_id_in_brackets_is_the_one_that_events_name_without(db: asyncpg.Pool) -> None:
-    fence = (await claim(db, KEY))["fence"]
-    await confirm(db, KEY, fence, "<2026.1@mg.example>")
-    assert (await row(db, KEY))["provider_message_id"] == "2026.1@mg.example"
-
-
-async def test_case_075_an_answers_id_longer_than_an_index_entry_is_kept_as_its_hash(db: asyncpg.Pool) -> None:
-    fence = (await claim(db, KEY))["fence"]
-    long = "".join(random.Random(1).choices(string.ascii_letters, k=6001))
-    assert await confirm(db, KEY, fence, long) == "sent"
-    assert (await row(db, KEY))["provider_message_id"] == bounded_id(long)
-
-
-async def test_h23_an_id_that_fits_several_rows_proves_nothing(db: asyncpg.Pool) -> None:
-    for n in (1, 2):
-        await claim(db, f"order:{n}", known_message_id="shared")
-    await event(db, None, message_id="shared")
-    await reconcile(db)
-    assert [await state(db, "order:1"), await state(db, "order:2")] == ["claimed", "claimed"]
-
-
-async def test_h23_the_recipient_tells_rows_of_one_message_id_apart(db: asyncpg.Pool) -> None:
-    for name in ("ada", "bob"):
-        await claim(db, name, known_message_id="shared", recipient=f"{name}@example.org")
-    await event(db, None, message_id="shared", recipient="ada@example.org")
-    await reconcile(db)
-    assert [await state(db, "ada"), await state(db, "bob")] == ["sent", "claimed"]
-
-
-async def test_h23_a_message_id_never_proves_acceptance_of_a_row_that_has_none(db: asyncpg.Pool) -> None:
-    await claim(db, KEY, recipient="ada@example.org")
-    await event(db, None, message_id="m-9", recipient="ada@example.org")
-    await reconcile(db)
-    assert await state(db, KEY) == "claimed"
-
-
-# H24, E7: small things
-
-
-async def test_e7_two_send_keys_with_one_wire_key_answer_key_reused(db: asyncpg.Pool) -> None:
-    first = "order.receipt:1"
-    await claim(db, first)
-    wire_key = await wire(db, first)
-    answer = await claim(db, wire_key)
-    assert (answer["outcome"], answer["reason"]) == ("key_reused", "another send key has this wire key")
-
-
-async def test_h24_other_content_under_a_known_key_is_refused(db: asyncpg.Pool) -> None:
-    await claim(db, KEY, fingerprint="f")
-    assert (await claim(db, KEY, fingerprint="g"))["outcome"] == "key_reused"
-    assert (await claim(db, KEY))["outcome"] == "in_flight"
-
-
-async def test_h24_the_same_call_again_gets_the_same_claim(db: asyncpg.Pool) -> None:
-    first = await claim(db, KEY, nonce="call-1")
-    again = await claim(db, KEY, nonce="call-1")
-    assert (again["outcome"], again["fence"], again["attempt"]) == ("claimed", first["fence"], 1)
-    assert again["seconds_left"] <= first["seconds_left"]
-    assert (await claim(db, KEY, nonce="call-2"))["outcome"] == "in_flight"
-
-
-async def test_h24_a_claim_that_nobody_would_look_at_can_not_exist(db: asyncpg.Pool) -> None:
-    await claim(db, KEY)
-    for column in ("next_check_at", "fence", "submit_by", "claimed_at"):
-        with pytest.raises(asyncpg.CheckViolationError, match="claimed_is_watched"):
-            await db.execute(f"UPDATE send_log SET {column} = NULL")  # noqa: S608
-    fence = (await row(db, KEY))["fence"]
-    await fail(db, KEY, fence, not_sent=True)
-    with pytest.raises(asyncpg.CheckViolationError, match="released_is_watched"):
-        await db.execute("UPDATE send_log SET next_check_at = NULL")
-
-
-async def test_h24_a_fence_is_never_given_twice(db: asyncpg.Pool) -> None:
-    fences = []
-    for _ in range(5):
-        fence = (await claim(db, KEY))["fence"]
-        fences.append(fence)
-        await fail(db, KEY, fence, not_sent=True)
-    assert fences == sorted(set(fences))
-    assert (await row(db, KEY))["not_sent_attempts"] == 5
-
-
-async def test_h14_a_retry_on_another_feed_is_refused_while_an_attempt_may_have_been_accepted(db: asyncpg.Pool) -> None:
-    await release_by_pass(db)
-    assert (await claim(db, KEY, "other-feed"))["outcome"] == "other_feed"
-    fence = (await claim(db, KEY))["fence"]
-    await fail(db, KEY, fence, not_sent=True)
-    assert (await claim(db, KEY, "other-feed"))["outcome"] == "other_feed"
-
-
-async def test_h14_an_attempt_that_never_left_may_be_repeated_on_another_feed(db: asyncpg.Pool) -> None:
-    fence = (await claim(db, KEY))["fence"]
-    await fail(db, KEY, fence, not_sent=True)
-    assert (await claim(db, KEY, "other-feed"))["outcome"] == "claimed"
-
-
-async def test_unknown_options_and_bad_keys_are_refused_in_one_line(db: asyncpg.Pool) -> None:
-    for key, feed, options, said in [
-        (KEY, FEED, '{"recipent": "x"}', "unknown option: recipent"),
-        ("", FEED, "{}", "1 to 255 bytes"),
-        ("k" * 256, FEED, "{}", "this one has 256"),
-        (KEY, "No Feed", "{}", "not a feed's name"),
-        (KEY, FEED, "[]", "must be a JSON object"),
-        (KEY, FEED, '{"submit_within": "2 days"}', "submit_within"),
-    ]:
-        with pytest.raises(asyncpg.InvalidParameterValueError, match=said):
-            await call(db, "send_claim", key, feed, options)
-
-
-async def test_a_job_older_than_the_guards_memory_is_refused(db: asyncpg.Pool) -> None:
-    made = (await db.fetchval("SELECT clock_timestamp() - interval '31 days'")).isoformat()
-    assert (await claim(db, KEY, intended_at=made))["outcome"] == "beyond_memory"
-    assert await row(db, KEY) is None
-
-
-async def test_case_062_failed_is_terminal_unless_an_operator_opens_it_again(db: asyncpg.Pool) -> None:
-    fence = (await claim(db, KEY))["fence"]
-    await fail(db, KEY, fence, "invalid_recipient", not_sent=False)
-    assert (await claim(db, KEY))["outcome"] == "failed"
-    assert (await call(db, "operator_release", KEY, "address corrected", "me"))["outcome"] == "released"
-    assert (await claim(db, KEY))["outcome"] == "claimed"

@@ -15,11 +15,23 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import aiohttp
+import asyncpg
 import pytest
+from kit import claim, confirm, fail, heard_neighbours, old_claim, policies, reconcile, row
 
+from reconciler import feeds
+from reconciler.migrate import migrate, pending
+from reconciler.settings import Settings, load_settings
+from reconciler.status import read_status
 from reconciler.units import format_duration
+from reconciler.why import tell
+from webhooks.event import Event, Kind, Testimony, wire_key
+from webhooks.inbox import Inbox
 from webhooks.registry import PROVIDERS
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +60,184 @@ def provider_table() -> str:
 
 def test_the_provider_table_says_what_the_facts_say() -> None:
     assert provider_table() in README
+
+
+def snippets(language: str, *words: str) -> list[str]:
+    """The code blocks of a language that hold these words."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return [block for block in blocks if all(word in block for word in words)]
+
+
+class Refused(aiohttp.ClientConnectorError):
+    def __init__(self) -> None:
+        OSError.__init__(self, 111, "refused")
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "state"),
+    [
+        ((200, {"id": "<m-1@example.com>"}), "sent", "sent"),
+        (Refused(), "released", "pending"),
+        ((422, {}), "failed", "failed"),
+        ((429, {}), "waiting", "claimed"),
+        ((503, {}), "waiting", "claimed"),
+        (TimeoutError(), "waiting", "claimed"),
+        (aiohttp.ServerDisconnectedError(), "waiting", "claimed"),
+        (ConnectionResetError(), "waiting", "claimed"),
+    ],
+)
+async def test_the_sender_in_python_tells_each_answer_as_what_it_proves(
+    db: asyncpg.Pool, answer: object, outcome: str, state: str
+) -> None:
+    posted = []
+
+    async def post(form: dict[str, str], timeout: float) -> object:  # noqa: ASYNC109
+        posted.append((form, timeout))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    (sender,) = snippets("python")
+    names: dict[str, Any] = {}
+    exec(sender, names)  # noqa: S102 - it is what readers copy
+    assert await names["send_receipt"](db, post, "order:1", {"subject": "s"}) == outcome
+    ((form, timeout),) = posted
+    assert wire_key("order:1") in str(form)
+    assert (form["subject"], 0 < timeout <= 30) == ("s", True)
+    assert dict(await db.fetchrow("SELECT state, message_class, fingerprint IS NOT NULL AS has FROM send_log")) == {
+        "state": state,
+        "message_class": "receipts",
+        "has": True,
+    }
+    again = await names["send_receipt"](db, post, "order:1", {"subject": "s"})
+    assert (again, len(posted)) == {
+        "sent": ("already_sent", 1),
+        "pending": ("released", 2),
+        "failed": ("failed", 1),
+        "claimed": ("in_flight", 1),
+    }[state]
+
+
+async def as_psql(connection: asyncpg.Connection, script: str) -> list[asyncpg.Record]:
+    r"""Run a script as the psql program does, `\gset`, `\set` and variables included; return each statement's row."""
+    variables: dict[str, str] = {}
+    rows = []
+    waiting = ""
+
+    def filled(found: re.Match[str]) -> str:
+        return f"'{variables[found[1]]}'" if found[1] else variables[found[2]] if found[2] else found[0]
+
+    for line in script.splitlines():
+        if setting := re.fullmatch(r"\\set (\w+) '(.*)'", line):
+            variables[setting[1]] = setting[2]
+            continue
+        waiting = f"{waiting}\n{line.partition('--')[0]}".strip()
+        if waiting.endswith((";", r"\gset")):
+            statement = re.sub(r":'(\w+)'|'[^']*'|:(\w+)", filled, waiting.removesuffix(r"\gset"))
+            rows.append(await connection.fetchrow(statement))
+            if waiting.endswith(r"\gset"):
+                variables |= {column: str(cell) for column, cell in rows[-1].items() if cell is not None}
+            waiting = ""
+    return rows
+
+
+async def test_the_sender_in_sql_claims_confirms_and_fails(dsn: str) -> None:
+    (script,) = snippets("sql", "send_claim_commit")
+    connection = await asyncpg.connect(dsn)
+    try:
+        claimed, confirmed, failed = await as_psql(connection, script)
+        assert (claimed["outcome"], confirmed["outcome"], failed["outcome"]) == ("claimed", "sent", "sent")
+        row = await connection.fetchrow("SELECT provider_message_id, message_class, fingerprint FROM send_log")
+        assert tuple(row) == ("20260501.1234@example.com", "receipts", "5f2c8e")
+    finally:
+        await connection.close()
+
+
+async def test_a_worker_finds_with_the_query_what_may_be_sent_again_and_nothing_else(db: asyncpg.Pool) -> None:
+    (query,) = snippets("sql", "FROM send_log")
+    assert query in README.partition("## Send again")[2].partition("## ")[0]
+    for key in ("free-1", "free-2", "running", "sent", "failed"):
+        fence = (await claim(db, key))["fence"]
+        if key.startswith("free"):
+            await fail(db, key, fence, "refused", not_sent=True)
+    await db.execute("UPDATE send_log SET next_check_at = now() + interval '1 hour' WHERE wire_key = 'free-1'")
+    await fail(db, "failed", (await row(db, "failed"))["fence"], "422", not_sent=False)
+    await confirm(db, "sent", (await row(db, "sent"))["fence"])
+    await db.fetch("SELECT * FROM send_enqueue('new', 'mg', '{}')")
+    assert [tuple(found) for found in await db.fetch(query)] == [
+        ("free-2", "mg", "not_sent"),
+        ("free-1", "mg", "not_sent"),
+    ]
+
+
+async def test_another_role_can_do_everything_at_run_time_once_it_is_granted_what_the_readme_says(
+    empty_dsn: str,
+) -> None:
+    admin = await asyncpg.connect(empty_dsn)
+    try:
+        await admin.execute(
+            "CREATE ROLE mail_owner LOGIN; CREATE ROLE mail_app LOGIN; ALTER SCHEMA public OWNER TO mail_owner"
+        )
+        await migrate(empty_dsn.replace("postgres@", "mail_owner@"))
+        owner = await asyncpg.connect(empty_dsn.replace("postgres@", "mail_owner@"))
+        (grants,) = snippets("sql", "GRANT")
+        await owner.execute(grants)
+        await owner.close()
+        await use_everything(empty_dsn.replace("postgres@", "mail_app@"))
+    finally:
+        await admin.execute("ALTER SCHEMA public OWNER TO postgres; DROP OWNED BY mail_app, mail_owner CASCADE")
+        await admin.execute("DROP ROLE mail_app, mail_owner")
+        await admin.close()
+
+
+async def use_everything(dsn: str) -> None:
+    """What daemon, senders and operators do, each once."""
+    assert await pending(dsn) == []
+    async with asyncpg.create_pool(dsn, min_size=1, max_size=3) as pool:
+        await old_claim(pool, "order:1")
+        await heard_neighbours(pool)
+        assert (await reconcile(pool)).counts["released:absent"] == 1
+        await pool.fetch("SELECT provider_event_make_partitions()")
+        inbox = Inbox(pool)
+        await inbox.open()
+        await inbox.store(
+            "mg",
+            [
+                Event(
+                    kind=Kind.DELIVERED,
+                    testimony=Testimony.ACCEPTED,
+                    message_id="m",
+                    event_id="e",
+                    send_key="order:1",
+                    raw=b"{}",
+                )
+            ],
+        )
+        await inbox.close()
+        async with pool.acquire() as connection:
+            await feeds.pause(connection, "mg", "why", "ann")
+            await feeds.resume(connection, "mg", "why", "ann")
+            await read_status(connection, Settings(), lambda: datetime.now(UTC))
+        await fail(pool, "order:2", await old_claim(pool, "order:2"), "422", not_sent=False)
+        released = await pool.fetchrow("SELECT outcome FROM operator_release('order:2', 'why', 'ann')")
+        assert released["outcome"] == "released"
+        assert (await tell(pool, policies(), "order:1")).state == "pending"
+
+
+def test_the_settings_of_the_readme_are_taken_by_file_and_by_environment(tmp_path: Path) -> None:
+    file = tmp_path / "reconciler.toml"
+    (tmp_path / "sendgrid").write_text("basic:hooks:0123456789")
+    (toml,) = snippets("toml")
+    file.write_text(toml.replace("/run/secrets", str(tmp_path)))
+    (exports,) = snippets("sh", "export RECONCILER_DATABASE__URL")
+    written = dict(line.removeprefix("export ").split("=", 1) for line in exports.splitlines())
+    settings = load_settings(file, {**written, "SENDGRID_KEY": "basic:hooks:other-word", "HOME": "/nowhere"}, PROVIDERS)
+    assert settings.database.url == "postgresql://app@db.internal/mail"
+    assert settings.feeds["sendgrid-main"].secrets == ("basic:hooks:other-word",)
+    assert (settings.rules.grace, settings.classes["marketing"].on_unknown) == (timedelta(minutes=30), "fail")
+    assert load_settings(file, {"HOME": "/nowhere"}, PROVIDERS).feeds["sendgrid-main"].secrets == (
+        "basic:hooks:0123456789",
+    )
 
 
 def first_command() -> str:

@@ -6,16 +6,15 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import tempfile
 import time
 import zlib
-from pathlib import Path
 
 import asyncpg
 import pytest
 from aiohttp import ClientSession, web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from inbox_kit import count
 from prometheus_client import generate_latest
 from receiver_app import NOW, PLAIN, Cut, Plain, random_bytes, running, signature, signed
 from structlog.testing import capture_logs
@@ -29,16 +28,6 @@ from webhooks.receiver import Limits
 
 PATH = f"/webhooks/{PLAIN.name}"
 ONE = {"id": "e1", "message": "m1", "key": "order-1", "recipient": "ada@example.org"}
-
-
-@pytest.fixture
-def sockets():
-    with tempfile.TemporaryDirectory(prefix="cut-") as directory:  # tmp_path may be too long for a socket
-        yield Path(directory)
-
-
-async def count(db: asyncpg.Pool) -> int:
-    return await db.fetchval("SELECT count(*) FROM provider_event")
 
 
 async def outcomes(app, db) -> dict[str, int]:

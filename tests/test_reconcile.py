@@ -26,7 +26,7 @@ from kit import (
     row,
     state,
     stored_delivery,
-    wait_until_somebody_waits_for_a_lock,
+    until_it_waits,
 )
 
 from reconciler import ledger
@@ -273,7 +273,7 @@ async def test_evidence_that_commits_between_decision_and_release_stops_the_rele
         await transaction.start()
         await holder.execute("SELECT FROM feed_state WHERE feed = '*' FOR UPDATE")
         running = asyncio.create_task(reconcile(db))
-        await wait_until_somebody_waits_for_a_lock(db)
+        await until_it_waits(db, running)
         await event(db, KEY)
         await transaction.commit()
         assert (await running).counts["released:absent"] == 0

@@ -124,8 +124,37 @@ async def test_an_old_schema_is_refused_with_the_command_that_helps(config: Path
         server = await start(config, session, RECONCILER_DATABASE__URL=empty_dsn)
         status, errors = await exit_of(server)
     assert status == 1
-    assert len(errors) == 1
-    assert "run reconciler migrate" in errors[0]
+    assert errors == ["reconciler: the database has no schema yet: run reconciler migrate"]
+    assert not server.events("serving")
+
+
+async def test_a_pass_that_moves_or_comes_to_hold_a_send_is_told_and_one_that_waits_is_not(
+    config: Path, dsn: str
+) -> None:
+    rules = {"RECONCILER_RULES__GRACE": "0s", "RECONCILER_RECONCILE__EVERY": "100ms"}
+    async with serving(config, RECONCILER_DATABASE__URL=dsn, **rules) as server, connected(dsn) as connection:
+        await server.becomes(200)
+        await connection.execute("CALL send_claim_commit('waits', 'mg', '{}')")
+        await connection.execute("CALL send_claim_commit('key-1', 'mg', '{\"submit_within\": \"10ms\"}')")
+        assert (await server.told("pass_done"))["counts"] == {"held:silent": 1}
+        await connection.execute("UPDATE send_log SET next_check_at = now() WHERE state = 'claimed'")  # held as before
+
+        async def looked_again() -> bool:
+            return bool(await connection.fetchval("SELECT count(*) > 0 FROM pass WHERE counts @> '{\"waiting\": 1}'"))
+
+        await until(looked_again, "a pass that looks at both")
+        assert await server.deliver("mg", sample("mg", "accepted", "key-1")) == 200
+        await is_sent(connection, "key-1")
+        assert await server.stop() == 0
+    assert [line["counts"] for line in server.events("pass_done")] == [{"held:silent": 1}, {"sent:accepted": 1}]
+
+
+async def test_a_server_without_any_feed_warns(tmp_path: Path, dsn: str) -> None:
+    config = tmp_path / "empty.toml"
+    config.write_text("[receiver]\nport = 0\n")
+    async with serving(config, RECONCILER_DATABASE__URL=dsn) as server:
+        assert (await server.told("no_feed"))["level"] == "warning"
+        assert await server.stop() == 0
 
 
 @pytest.fixture
@@ -247,6 +276,7 @@ async def test_a_request_in_flight_at_the_stop_is_stored_and_answered(config: Pa
         assert await connection.fetchval("SELECT n FROM feed_delivery WHERE outcome = 'stored'") == 1
 
 
+@pytest.mark.usefixtures("interruptible")
 async def test_a_second_signal_exits_at_once(config: Path, dsn: str) -> None:
     async with serving(config, RECONCILER_DATABASE__URL=dsn) as server:
         await server.becomes(200)

@@ -119,7 +119,8 @@ async def test_a_released_send_that_nobody_claims_needs_a_person(db: asyncpg.Poo
     await make_older(db, "order:1", timedelta(minutes=14))
     assert await codes(db) == []
     await make_older(db, "order:1", timedelta(minutes=2))
-    assert await codes(db) == ["unclaimed"]
+    (found,) = await findings(db)
+    assert (found.code, 'README, "Send again"' in found.advice) == ("unclaimed", True)
 
 
 async def test_sends_that_wait_while_no_pass_runs_need_a_person(db: asyncpg.Pool) -> None:
@@ -224,7 +225,16 @@ async def test_events_without_a_key_and_old_ones_are_no_sign_of_a_foreign_instal
 
 async def test_a_feed_that_is_not_configured_but_used_needs_a_person(db: asyncpg.Pool) -> None:
     await claim(db, "order:1", feed="mailgun")
-    assert [(f.code, f.feed) for f in await findings(db)] == [("unknown_feed", "mailgun")]
+    (found,) = await findings(db)
+    assert (found.code, found.feed) == ("unknown_feed", "mailgun")
+    assert found.advice.startswith("add [feeds.mailgun] to the settings")
+
+
+async def test_what_the_advice_on_an_unknown_feed_says_of_another_name_is_true(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1", feed="mailgun")
+    await db.fetch("SELECT * FROM operator_release('order:1', 'why', 'ann')")
+    assert (await claim(db, "order:1", feed="mg"))["outcome"] == "other_feed"
+    assert (await claim(db, "order:1", feed="mailgun"))["outcome"] == "claimed"
 
 
 async def test_clocks_that_differ_by_more_than_30_seconds_are_told_of(db: asyncpg.Pool) -> None:

@@ -18,9 +18,12 @@ from reconciler.errors import UserError
 from reconciler.settings import Settings
 from reconciler.trigger import post_samples, receiver_url
 from webhooks.counters import Counters
+from webhooks.event import Kind
 from webhooks.fetch import open_fetch
 from webhooks.inbox import Inbox
+from webhooks.provider import Feed, NoSample
 from webhooks.receiver import add_receiver, make_runner
+from webhooks.registry import PROVIDERS
 
 SETTINGS = Settings.model_validate(
     {
@@ -65,6 +68,19 @@ async def test_a_sample_is_taken_and_decides_its_sends(db: asyncpg.Pool, feed: s
     assert [(a.key, a.status) for a in answers] == [("order.receipt:1", 200), ("plain-2", 200)]
     await reconcile(db)
     assert (await state(db, "order.receipt:1"), await state(db, "plain-2")) == ("sent", "sent")
+
+
+@pytest.mark.parametrize("kind", ["accepted", "queued", "delivered", "bounced", "deferred", "complained", "rejected"])
+@pytest.mark.parametrize("provider", ["mailgun", "resend", "sendgrid", "postmark"])
+def test_common_words_ask_for_a_sample_of_every_provider_that_has_one(provider: str, kind: str) -> None:
+    feed = Feed("f", provider, ("key-0123456789abcdef", "whsec_MDEyMzQ1Njc4OWFiY2RlZg==", "basic:user:word"))
+    if provider == "postmark" and kind in ("accepted", "queued"):  # the first that it says is the delivery
+        with pytest.raises(NoSample, match="delivered"):
+            PROVIDERS[provider].sample(kind, "key-1", feed, now())
+        return
+    (event,) = PROVIDERS[provider].parse(PROVIDERS[provider].sample(kind, "key-1", feed, now())).events
+    taken = {Kind.QUEUED, Kind.SENT} if kind in ("accepted", "queued") else {Kind(kind)}
+    assert (event.send_key, event.kind in taken) == ("key-1", True)
 
 
 async def test_a_key_is_found_under_a_namespace_too(db: asyncpg.Pool) -> None:

@@ -46,6 +46,11 @@ async def test_a_claim_that_may_still_be_submitted_waits_for_its_sender(db: asyn
     assert story.next is not None
     assert (story.next.action, story.next.reason) == ("waiting", "submitting")
     assert submit_by in story.next.text
+    assert story.standing == "claimed, its sender may be submitting it; 1 attempt"
+    await fail(db, "order:1", (await row(db, "order:1"))["fence"], "time-out", not_sent=None)
+    assert (await why(db, "order:1")).standing == (
+        "claimed, nobody knows whether it was accepted; 1 attempt, the sender reported: time-out"
+    )
 
 
 async def test_a_send_is_found_by_its_send_key_and_its_wire_key_and_under_a_namespace(db: asyncpg.Pool) -> None:
@@ -117,7 +122,7 @@ async def test_verdicts_show_what_their_witnesses_answered(db: asyncpg.Pool) -> 
     await reconcile(db)
     story = await why(db, "order:1")
     (verdict,) = [text for text in told(story) if text.startswith("verdict")]
-    assert "released: absent (by inferred, test)" in verdict
+    assert "released: absent (inferred, by test)" in verdict
     assert "the feed's answer: absent, 3 controls before and 3 after the claim, all heard of" in verdict
     assert story.standing.startswith("free to be sent again (absent) since")
 
@@ -139,6 +144,57 @@ async def test_what_why_foresees_is_what_the_next_pass_does(db: asyncpg.Pool) ->
         assert (verdict["action"], verdict["reason"]) == (expected.action, expected.reason), key
 
 
+async def test_how_a_send_stands_does_not_contradict_what_comes_next(db: asyncpg.Pool) -> None:
+    await old_claim(db, "accepted")
+    await event(db, "accepted")
+    await old_claim(db, "rejected")
+    await event(db, "rejected", "rejected", message_id="m-2", kind="failed")
+    failed = await old_claim(db, "failed")
+    await fail(db, "failed", failed, "422", not_sent=False)
+    await event(db, "failed", message_id="m-3", feed="other")
+    free = await old_claim(db, "free")
+    await fail(db, "free", free, "refused", not_sent=True)
+    await event(db, "free", message_id="m-4")
+    stories = {key: await why(db, key) for key in ("accepted", "rejected", "failed", "free")}
+    assert {key: story.standing for key, story in stories.items()} == {
+        "accepted": "claimed; accepted according to mg, to be settled by the next pass; 1 attempt",
+        "rejected": "claimed; rejected according to mg, to be settled by the next pass; 1 attempt",
+        "failed": "failed; accepted according to other, to be settled by the next pass; 1 attempt",
+        "free": "pending; accepted according to mg, to be settled by the next pass; 1 attempt",
+    }
+    assert [story.next and story.next.action for story in stories.values()] == ["sent", "failed", "sent", "sent"]
+    await reconcile(db)
+    assert [(await row(db, key))["state"] for key in stories] == ["sent", "failed", "sent", "sent"]
+
+
+async def test_late_evidence_beyond_the_window_promises_nothing(db: asyncpg.Pool) -> None:
+    await fail(db, "order:1", await old_claim(db, "order:1"), "422", not_sent=False)
+    await event(db, "order:1")
+    await make_older(db, "order:1", timedelta(days=8))
+    assert (await why(db, "order:1")).standing == "failed after 1 attempt: 422, the sender reported: 422"
+
+
+async def test_a_released_send_waits_for_the_application_and_its_next_look_does_not_move(db: asyncpg.Pool) -> None:
+    await fail(db, "order:1", await old_claim(db, "order:1"), "refused", not_sent=True)
+    await reconcile(db)
+    first, second = (await why(db, "order:1")).next, (await why(db, "order:1")).next
+    assert first is not None
+    assert first == second
+    assert first.at == (await row(db, "order:1"))["next_check_at"]
+    assert first.text == ('waits for the application to claim it again (nobody tells it yet: see README, "Send again")')
+
+
+async def test_a_refused_delivery_is_told_of_as_the_feeds_and_not_as_the_sends(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1")
+    await stored_delivery(db)
+    await stored_delivery(db, outcome="refused:signature")
+    await reconcile(db)
+    story = await why(db, "order:1")
+    assert "held (refused: the feed's newest delivery was refused) since" in story.standing
+    (verdict,) = [text for text in told(story) if text.startswith("verdict")]
+    assert verdict.startswith("verdict: held: refused: the feed's newest delivery was refused (inferred, by test)")
+
+
 async def test_looking_changes_nothing(db: asyncpg.Pool) -> None:
     await old_claim(db, "order:1")
     await event(db, "order:1")
@@ -155,15 +211,13 @@ async def test_a_failed_send_says_until_when_late_evidence_still_counts(db: asyn
     until = (await row(db, "order:1"))["failed_at"] + timedelta(days=7)
     assert story.next is not None
     assert f"{until:%Y-%m-%dT%H:%M:%SZ}" in story.next.text
-    assert "verdict: failed: 422 bad address (by sender, send_fail)" in told(story)
+    assert "verdict: failed: 422 bad address (sender, by send_fail)" in told(story)
 
 
 async def test_an_operators_note_is_told_with_its_author(db: asyncpg.Pool) -> None:
     await old_claim(db, "order:1")
     await db.fetch("SELECT * FROM operator_decide('order:1', 'failed', 'not in the log', 'ann@desk')")
-    assert "verdict: failed: operator (by the operator ann@desk); note: not in the log" in told(
-        await why(db, "order:1")
-    )
+    assert "verdict: failed: operator (by ann@desk); note: not in the log" in told(await why(db, "order:1"))
 
 
 async def test_recipients_are_shown_only_on_demand(db: asyncpg.Pool) -> None:

@@ -14,7 +14,9 @@ Tally = dict[tuple[str, str, int], tuple[int, float]]
 
 
 class Counters:
-    """Counts outcomes in memory until `flush` writes them: `stored`, `control`, `damaged`, `refused:<reason>` ...
+    """Counts outcomes in memory until `flush` writes them.
+
+    Outcomes are `stored`, `control`, `damaged`, `refused:<reason>` and `later:<reason>`.
 
     `seconds` is a clock that never goes back; the database's clock decides to which minute a count belongs.
     """

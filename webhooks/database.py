@@ -24,11 +24,18 @@ class BoundedPool(asyncpg.Pool):
 
 
 async def connect_pool(
-    dsn: str, *, size: int, application: str, min_size: int = 1, command_seconds: float = COMMAND_SECONDS
+    dsn: str,
+    *,
+    size: int,
+    application: str,
+    min_size: int = 1,
+    lock_seconds: float | None = None,
 ) -> BoundedPool:
     """Return an open pool of at most `size` connections. Raises OSError, TimeoutError or asyncpg's errors.
 
-    Behind a transaction pooler statements are not kept prepared, since each transaction may meet another server.
+    A statement that waits for a lock for more than `lock_seconds` fails (None: as the server is set). Behind a
+    transaction pooler that is not asked for, since poolers refuse it, and statements are not kept prepared, since each
+    transaction may meet another server.
     """
     settings = {"application_name": application}
     probe = await asyncpg.connect(dsn, statement_cache_size=0, timeout=CONNECT_SECONDS, server_settings=settings)
@@ -36,6 +43,8 @@ async def connect_pool(
         pooled = await is_behind_pooler(probe)
     finally:
         await probe.close(timeout=CONNECT_SECONDS)
+    if lock_seconds is not None and not pooled:
+        settings["lock_timeout"] = str(round(lock_seconds * 1000))
     pool = BoundedPool(
         dsn,
         min_size=min(min_size, size),
@@ -46,7 +55,7 @@ async def connect_pool(
         connection_class=asyncpg.Connection,
         record_class=asyncpg.Record,
         timeout=CONNECT_SECONDS,
-        command_timeout=command_seconds,
+        command_timeout=COMMAND_SECONDS,
         server_settings=settings,
         statement_cache_size=0 if pooled else PREPARED_STATEMENTS,
     )

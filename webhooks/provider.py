@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol, runtime_checkable
 
 from webhooks.event import Event, Kind, Testimony
 
@@ -173,6 +173,15 @@ class Provider(Protocol):
 
         Raises NoSample with one line that says why there is none (an asymmetric scheme, an unknown kind).
         """
+        ...
+
+
+@runtime_checkable
+class ChecksSettings(Protocol):
+    """A provider that can tell by a setting alone that it will never verify a delivery."""
+
+    def objection(self, setting: Literal["secrets", "topics"], value: str) -> str | None:
+        """Return what is wrong with a feed's secret or topic and what to do, in one line without it; else None."""
         ...
 
 

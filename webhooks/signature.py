@@ -227,6 +227,13 @@ def standard_webhook_key(secret: str) -> bytes | None:
     return decode_base64(secret.strip().removeprefix("whsec_")) or None
 
 
+def standard_webhook_objection(secret: str) -> str | None:
+    """Return what is wrong with a configured secret that can neither sign nor be carried by the request, or None."""
+    if secret.startswith(CREDENTIAL_SCHEMES) or standard_webhook_key(secret):
+        return None
+    return "is no signing secret of a webhook, so it verifies nothing: set the one that begins with whsec_, whole"
+
+
 def sign_standard_webhook(key: bytes, message_id: str, timestamp: str, body: bytes) -> str:
     """Return the signature header of a Standard Webhooks delivery: `v1,` and base64."""
     signed = hmac_sha256(key, b"%b.%b.%b" % (octets(message_id), octets(timestamp), body))

@@ -165,11 +165,6 @@ def _after(url: str, topic_arn: str, path: str) -> str | None:
     return url.removeprefix(f"https://{host}{path}") if host and url.startswith(f"https://{host}{path}") else None
 
 
-def forget_certificates() -> None:
-    """Forget all certificates that were fetched."""
-    _fetched.clear()
-
-
 def _fields(body: bytes) -> dict[str, Any] | None:
     try:
         fields = load_object(body)

@@ -51,10 +51,9 @@ def migrate(app: App, check: bool, namespace: str | None, as_json: bool) -> None
 
 
 async def _migrate(app: App, check: bool, namespace: str | None) -> list[str]:
-    from reconciler import composition
     from reconciler import migrate as migrations
 
-    async with composition.open_database(app.settings, check_schema=False) as database:
+    async with app.open_database(check_schema=False, create=not check) as database:
         dsn = app.settings.database.direct_url or database.dsn
         return await (migrations.pending(dsn) if check else migrations.migrate(dsn, namespace=namespace))
 
@@ -76,9 +75,7 @@ def psql(app: App, sql: str | None, as_json: bool) -> None:
 
 
 async def _psql(app: App, sql: str | None, as_json: bool) -> None:
-    from reconciler import composition
-
-    async with composition.open_database(app.settings) as database:
+    async with app.open_database() as database:
         dsn = app.settings.database.direct_url or database.dsn
         program = shutil.which("psql")
         if sql is None and program and not as_json:
@@ -131,7 +128,7 @@ async def _run_all(connection: asyncpg.Connection, sql: str, as_json: bool) -> N
 def _say_result(result: Result) -> None:
     if result.columns:
         say_table(result.columns, [[row[i] for i in range(len(result.columns))] for row in result.rows])
-    say(f"({len(result.rows)} rows)" if result.columns else result.status)
+    say(f"({len(result.rows)} row{'s' if len(result.rows) != 1 else ''})" if result.columns else result.status)
 
 
 async def _read_and_run(connection: asyncpg.Connection, as_json: bool) -> None:

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, feed_text, json_option, key_text, unknown
+from reconciler.cli.root import (
+    LOOKED_FOR,
+    NEEDS_A_PERSON,
+    NO_FILE,
+    App,
+    Command,
+    Failed,
+    feed_text,
+    json_option,
+    key_text,
+    unknown,
+)
 from reconciler.cli.text import printable, say, say_json, say_table, when
 
 if TYPE_CHECKING:
@@ -24,7 +35,9 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command, epilog="Example: reconciler status --check || notify the one on duty")
 @click.option(
-    "--check", is_flag=True, help="Print only what needs a person, a line each, and exit with 3 if anything does."
+    "--check",
+    is_flag=True,
+    help="Print what needs a person, then notes, a line each; exit with 3 if anything does.",
 )
 @click.option("--feed", metavar="FEED", callback=feed_text, help="Only this feed and its sends.")
 @json_option
@@ -32,7 +45,8 @@ if TYPE_CHECKING:
 def status(app: App, check: bool, feed: str | None, as_json: bool) -> None:
     """Show how everything stands and what needs a person.
 
-    Undecided sends by reason and age, feeds, refused deliveries, passes, the database.
+    Undecided sends by reason and age, feeds, refused deliveries, passes, the database. Deliveries of the last 5 s may
+    not be counted yet.
 
     A person is needed where a send is held for more than 1 h (or, if its class decides by itself, for 1 h after its
     give_up_after); where a released one is claimed by nobody for 15 min; where sends wait and no pass ran for 5 min;
@@ -51,18 +65,30 @@ def status(app: App, check: bool, feed: str | None, as_json: bool) -> None:
 
     from reconciler.findings import judge
 
-    found = app.with_database(work)
+    found = app.with_database(work, create=False)
     findings = list(judge(found, app.settings))
     alarms = [finding for finding in findings if finding.needs_person]
     if as_json:
-        say_json({"ok": not alarms, "findings": findings, **_status_as_json(found)})
+        say_json({"ok": not alarms, **_looked_at(app), "findings": findings, **_status_as_json(found)})
     elif check:
         for line in [alarm.line() for alarm in alarms] or ["nothing needs a person"]:
             say(line)
+        for note in [finding for finding in findings if not finding.needs_person]:
+            say(f"note: {note.line()}")
     else:
+        for name, place in _looked_at(app).items():
+            say(f"{name.replace('_', ' ') + ':':15}{place or f'none {LOOKED_FOR}'}")
+        say()
         _say_status(found, findings)
     if check and alarms:
         sys.exit(NEEDS_A_PERSON)
+
+
+def _looked_at(app: App) -> dict[str, str | None]:
+    """Return which settings and which database this was about: another directory may mean others."""
+    url = app.settings.masked()["database"]["url"]
+    file = app.settings_file
+    return {"settings_file": str(file.resolve()) if file else None, "database": url or f"embedded in {app.data_dir}"}
 
 
 def _status_as_json(found: Status) -> dict[str, Any]:
@@ -97,7 +123,7 @@ def _say_status(found: Status, findings: list[Finding]) -> None:
         say("none")
     if found.feeds:
         say()
-        say("Feeds")
+        say("Feeds (the deliveries of the last 5 s may not be counted yet)")
         say_table(
             ("FEED", "PROVIDER", "LAST STORED", "LAST REFUSED", "HOLDS"),
             [
@@ -143,7 +169,7 @@ def why(app: App, key: str, show_recipient: bool, as_json: bool) -> None:
     from reconciler.why import tell
 
     policies = composition.policies(app.settings)
-    story = app.with_database(lambda pool: tell(pool, policies, key, show_recipient=show_recipient))
+    story = app.with_database(lambda pool: tell(pool, policies, key, show_recipient=show_recipient), create=False)
     if as_json:
         say_json(story)
     else:
@@ -211,9 +237,11 @@ def _fact(value: object) -> object:
 def config(app: App, as_json: bool) -> None:
     """Show the effective settings, secrets masked. Warnings go to stderr."""
     shown = app.settings.masked()
+    shown["database"]["data_dir"] = str(app.data_dir)
     if as_json:
         say_json(shown)
     else:
+        say(f"# from {app.settings_file.resolve()}" if app.settings_file else f"# {NO_FILE}")
         for line in _toml(shown, ()):
             say(line)
     for warning in app.settings.warnings():

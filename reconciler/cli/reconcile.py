@@ -31,19 +31,23 @@ def reconcile(app: App, dry_run: bool, feed: str | None, key: str | None, as_jso
     Evidence settles what it decides, then what is due is judged. The daemon does this by itself; any number of passes
     may run side by side. --key looks at its send whether it is due or not.
     """
-    report = app.with_database(lambda pool: _pass(app, pool, dry_run, feed, key))
+    report, names = app.with_database(lambda pool: _pass(app, pool, dry_run, feed, key), create=not dry_run)
     if as_json:
-        say_json(_as_json(report, dry_run))
+        say_json(_as_json(report, names, dry_run))
     else:
-        _say(report, dry_run)
+        _say(report, names, dry_run)
 
 
 SEND_STATE: Final = (
     "SELECT wire_key($1) AS wire_key, (SELECT state FROM send_log WHERE wire_key = wire_key($1)) AS state"
 )
+SEND_KEYS: Final = "SELECT wire_key, send_key FROM send_log WHERE wire_key = ANY ($1::text[])"
 
 
-async def _pass(app: App, pool: BoundedPool, dry_run: bool, feed: str | None, key: str | None) -> Report:
+async def _pass(
+    app: App, pool: BoundedPool, dry_run: bool, feed: str | None, key: str | None
+) -> tuple[Report, dict[str, str]]:
+    """Return the report, and the send keys of the sends that it names by their wire keys."""
     from reconciler import composition
     from reconciler.reconcile import Scope, look, run_pass
 
@@ -57,16 +61,18 @@ async def _pass(app: App, pool: BoundedPool, dry_run: bool, feed: str | None, ke
                 raise UserError(f"no send has the key {key}: reconciler why {key} says whether events do")
             wire_key = found["wire_key"]
     scope, policies = Scope(feed, wire_key), composition.policies(app.settings)
-    return await (look(pool, policies, scope) if dry_run else run_pass(pool, policies, who=operator(), scope=scope))
+    report = await (look(pool, policies, scope) if dry_run else run_pass(pool, policies, who=operator(), scope=scope))
+    rows = await pool.fetch(SEND_KEYS, [key for key, _ in report.verdicts]) if report.verdicts else []
+    return report, {row["wire_key"]: row["send_key"] for row in rows}
 
 
-def _as_json(report: Report, dry_run: bool) -> dict[str, object]:
+def _as_json(report: Report, names: dict[str, str], dry_run: bool) -> dict[str, object]:
     counts = {name: n for name, n in sorted(report.counts.items()) if n}
-    rows = [{"wire_key": key, "verdict": verdict} for key, verdict in report.verdicts]
+    rows = [{"wire_key": key, "send_key": names.get(key), "verdict": verdict} for key, verdict in report.verdicts]
     return {"dry_run": dry_run, "counts": counts, **({"verdicts": rows} if dry_run else {})}
 
 
-def _say(report: Report, dry_run: bool) -> None:
+def _say(report: Report, names: dict[str, str], dry_run: bool) -> None:
     counts = [(name, n) for name, n in sorted(report.counts.items()) if n]
     if not counts:
         say("nothing to decide")
@@ -74,7 +80,10 @@ def _say(report: Report, dry_run: bool) -> None:
     say_table(("VERDICT", "SENDS"), counts)
     if dry_run:
         say()
-        rows = [(key, v.action, v.reason, v.next_check_at, v.risk) for key, v in report.verdicts[:MOST_ROWS]]
-        say_table(("WIRE KEY", "ACTION", "REASON", "NEXT LOOK", "RISK"), rows)
+        shown = report.verdicts[:MOST_ROWS]
+        risky = any(verdict.risk is not None for _, verdict in shown)
+        header = ("SEND KEY", "WIRE KEY", "ACTION", "REASON", "NEXT LOOK", "RISK")
+        rows = [(names.get(key), key, v.action, v.reason, v.next_check_at, v.risk) for key, v in shown]
+        say_table(header[: 5 + risky], [row[: 5 + risky] for row in rows])
         if len(report.verdicts) > MOST_ROWS:
             say(f"... and {len(report.verdicts) - MOST_ROWS} more: see --json")

@@ -12,8 +12,8 @@ import getpass
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from reconciler.errors import UserError
 if TYPE_CHECKING:
     import asyncpg
 
+    from reconciler.composition import Database
     from reconciler.settings import Settings
     from webhooks.database import BoundedPool
 
@@ -35,6 +36,8 @@ T = TypeVar("T")
 NEEDS_A_PERSON: Final = 3
 INTERRUPTED: Final = 130
 POOL_SIZE: Final = 2
+LOOKED_FOR: Final = "(looked for ./reconciler.toml)"
+NO_FILE: Final = f"no settings file {LOOKED_FOR}"
 
 
 class Failed(click.ClickException):
@@ -72,14 +75,51 @@ class App:
 
         logs.configure(self.settings.log.format, self.settings.log.level, sys.stderr, self.settings.secret_values())
 
-    def with_database(self, work: Callable[[BoundedPool], Awaitable[T]]) -> T:
-        """Run work on the database of the settings: the given one, or the embedded one, started where need be."""
+    @property
+    def settings_file(self) -> Path | None:
+        """The file that the settings come from, None where there is none."""
+        from reconciler.settings_sources import DEFAULT_FILE, FILE_VARIABLE
+
+        named = self.config or (Path(os.environ[FILE_VARIABLE]) if os.environ.get(FILE_VARIABLE) else None)
+        return named or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+
+    @property
+    def data_dir(self) -> Path:
+        """Where the embedded database is, or would be."""
+        return self.settings.database.data_dir.resolve()
+
+    def is_unconfigured(self) -> bool:
+        """Say whether nothing names a database, so that the folder from which a command is run may be the wrong one."""
+        return self.settings_file is None and not {"url", "data_dir"} & self.settings.database.model_fields_set
+
+    @asynccontextmanager
+    async def open_database(self, *, check_schema: bool = True, create: bool = True) -> AsyncIterator[Database]:
+        """Give the database of the settings: the given one, or the embedded one, started where need be.
+
+        Another directory silently means another database, hence the line where nothing names one. Without `create` an
+        embedded one that isn't there is refused.
+        """
+        from reconciler import composition
+
+        if not create and not self.settings.database.url and not composition.embedded_exists(self.settings):
+            lacking = f" and {NO_FILE}" if self.settings_file is None else ""
+            raise UserError(
+                f"there is no embedded database in {self.data_dir}{lacking}: name the settings file with --config, or "
+                "start reconciler serve, which makes one"
+            )
+        if self.is_unconfigured():
+            click.echo(f"reconciler: {NO_FILE}: using the embedded database in {self.data_dir}", err=True)
+        async with composition.open_database(self.settings, check_schema=check_schema) as database:
+            yield database
+
+    def with_database(self, work: Callable[[BoundedPool], Awaitable[T]], *, create: bool = True) -> T:
+        """Run work on the database of the settings. See `open_database`."""
         from reconciler import composition
 
         self.configure_logs()
 
         async def run() -> T:
-            async with composition.open_database(self.settings) as database:
+            async with self.open_database(create=create) as database:
                 pool = await composition.open_pool(database.dsn, size=POOL_SIZE, application=f"reconciler {_command()}")
                 try:
                     return await work(pool)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
 from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
@@ -30,6 +30,7 @@ from webhooks.signature import (
     standard_webhook,
     standard_webhook_id,
     standard_webhook_keys,
+    standard_webhook_objection,
 )
 
 FACTS: Final = Facts(
@@ -133,6 +134,10 @@ class Resend:
         keys = standard_webhook_keys(feed.secrets)
         signed = _signature(keys[0], body, now) if keys else None
         return sample_delivery(body, feed.secrets, signed, "the feed has no whsec_ secret to sign with")
+
+    def objection(self, setting: Literal["secrets", "topics"], value: str) -> str | None:
+        """Return what is wrong with a secret that is no `whsec_` signing secret."""
+        return standard_webhook_objection(value) if setting == "secrets" else None
 
 
 def _meaning(name: str, data: object) -> tuple[Kind, Testimony]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from webhooks import sns
 from webhooks.event import Event, Kind, Testimony, derived_id
@@ -152,6 +152,12 @@ class Ses:
             "only AWS can sign SNS messages: send a stamped mail to the SES mailbox simulator instead"
             " (success@, bounce@, complaint@ or suppressionlist@simulator.amazonses.com)"
         )
+
+    def objection(self, setting: Literal["secrets", "topics"], value: str) -> str | None:
+        """Return what is wrong with a topic that is no ARN."""
+        if setting != "topics" or sns.topic_host(value):
+            return None
+        return "is no ARN of an SNS topic: write arn:aws:sns:REGION:ACCOUNT:NAME"
 
 
 def _load(raw: bytes) -> Any:

@@ -1,65 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose SNS messages are believed, and from where their certificates are taken."""
+"""Whose SNS messages are believed."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
+from datetime import timedelta
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
-from sns_signer import TOPIC, CertificateStore, FakeSNS, case_store
+from judging import BASIC, FEED, HOST, KINDS, NOW, RECORD, TESTS, judge, reason, refusal
+from sns_signer import TOPIC, CertificateStore, FakeSNS
 
-from webhooks import sns
 from webhooks.payload import at, load
-from webhooks.provider import BadPayload, Delivery, Feed, Later, Refused, Verdict, Verified
+from webhooks.provider import BadPayload, Delivery, Later, Refused, Verified
 from webhooks.providers.ses import PROVIDER
-
-HERE = Path(__file__).parent
-NOW = datetime(2026, 11, 20, 10, 5, tzinfo=UTC)
-RECORD = json.loads((HERE / "providers/fixtures/ses/event_delivery.json").read_bytes())
-FEED = Feed("ses-eu", "ses", topics=(TOPIC,), tolerance=timedelta(hours=8))
-BASIC = {"authorization": "Basic " + base64.b64encode(b"user:password").decode()}
-KINDS = ["Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation"]
-
-
-@pytest.fixture(autouse=True)
-def _no_certificates_from_other_tests() -> Iterator[None]:
-    sns.forget_certificates()
-    yield
-    sns.forget_certificates()
-
-
-@pytest.fixture(scope="module")
-def aws() -> FakeSNS:
-    return FakeSNS()
-
-
-async def judge(delivery: Delivery, store: CertificateStore, feed: Feed = FEED, now: datetime = NOW) -> Verdict:
-    return await PROVIDER.verify(delivery, feed, now, store)
-
-
-def reason(verdict: Verdict) -> str:
-    assert isinstance(verdict, Refused), verdict
-    assert verdict.hint
-    assert "\n" not in verdict.hint
-    return verdict.reason
-
-
-async def refusal(delivery: Delivery, store: CertificateStore, feed: Feed = FEED, now: datetime = NOW) -> str:
-    return reason(await judge(delivery, store, feed, now))
-
 
 # -- signatures --------------------------------------------------------------------------------------------------------
 
@@ -82,7 +40,7 @@ async def test_what_a_topic_of_the_feed_signed_is_believed(aws, kind, version, s
     ],
 )
 async def test_the_fixtures_are_believed_once_they_are_signed(name):
-    envelope = json.loads((HERE / "providers/fixtures/ses" / f"{name}.json").read_bytes())
+    envelope = json.loads((TESTS / "providers/fixtures/ses" / f"{name}.json").read_bytes())
     aws = FakeSNS(envelope["TopicArn"])
     feed = replace(FEED, topics=(aws.topic,), tolerance=None)
     assert await judge(aws.delivery(aws.resigned(envelope)), aws.store, feed) == Verified()
@@ -209,125 +167,6 @@ async def test_a_certificate_counts_only_while_it_is_valid(days):
     delivery = aws.delivery(aws.message(RECORD, now=now))
     assert await refusal(delivery, aws.store, now=now) == "certificate_dates"
     assert await judge(aws.delivery(aws.message(RECORD, now=NOW)), aws.store) == Verified()
-
-
-# -- certificates ------------------------------------------------------------------------------------------------------
-
-HOST = "https://sns.eu-west-1.amazonaws.com"
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        f"{HOST}/",
-        f"{HOST}",
-        f"{HOST}/x.pem",
-        f"{HOST}/SimpleNotificationService-.pem",
-        f"{HOST}/SimpleNotificationService-a.pem\n",
-        f"{HOST}/SimpleNotificationService-a.pem?x=1",
-        f"{HOST}/SimpleNotificationService-a.pem#x",
-        f"{HOST}/SimpleNotificationService-\u0661.pem",
-        f"{HOST}/a/../SimpleNotificationService-a.pem",
-        f"{HOST}/SimpleNotificationService-..%2fa.pem",
-        f"{HOST}:443/SimpleNotificationService-a.pem",
-        f"{HOST}.cn/SimpleNotificationService-a.pem",
-        f"{HOST}./SimpleNotificationService-a.pem",
-        f"{HOST}\\@evil.example/SimpleNotificationService-a.pem",
-        "https://user@sns.eu-west-1.amazonaws.com/SimpleNotificationService-a.pem",
-        "HTTPS://sns.eu-west-1.amazonaws.com/SimpleNotificationService-a.pem",
-        " https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-a.pem",
-        "https://sns.eu-west-2.amazonaws.com/SimpleNotificationService-a.pem",
-        "https://sns.eu-west-1xamazonaws.com/SimpleNotificationService-a.pem",
-        "file:///SimpleNotificationService-a.pem",
-    ],
-)
-async def test_no_other_url_is_ever_fetched(aws, url):
-    store = CertificateStore({url: aws.pem})
-    delivery = aws.delivery(aws.message(RECORD, now=NOW, SigningCertURL=url))
-    assert await refusal(delivery, store) == "certificate_url"
-    assert store.calls == []
-
-
-@pytest.mark.parametrize(
-    ("topic", "host"),
-    [
-        (TOPIC, "sns.eu-west-1.amazonaws.com"),
-        ("arn:aws-cn:sns:cn-north-1:000000000000:t", "sns.cn-north-1.amazonaws.com.cn"),
-        ("arn:aws-us-gov:sns:us-gov-west-1:000000000000:t", "sns.us-gov-west-1.amazonaws.com"),
-        ("arn:aws-evil:sns:eu-west-1:000000000000:t", None),
-        ("arn:aws:sns:evil.example/:000000000000:t", None),
-        ("arn:aws:sqs:eu-west-1:000000000000:t", None),
-        ("", None),
-    ],
-)
-def test_a_topic_has_one_host(topic, host):
-    assert sns.topic_host(topic) == host
-
-
-async def test_even_a_configured_topic_that_is_no_arn_has_no_certificate(aws):
-    topic = "evil"
-    message = aws.message(
-        RECORD, now=NOW, TopicArn=topic, SigningCertURL="https://None/SimpleNotificationService-a.pem"
-    )
-    assert await refusal(aws.delivery(message), aws.store, replace(FEED, topics=(topic,))) == "certificate_url"
-
-
-async def test_a_certificate_is_fetched_once(aws):
-    store = CertificateStore(aws.store.pems)
-    for _ in range(3):
-        assert await judge(aws.delivery(aws.message(RECORD, now=NOW)), store) == Verified()
-    assert store.calls == [aws.certificate_url]
-
-
-async def test_without_its_certificate_a_message_must_come_again(aws):
-    store = CertificateStore({})
-    delivery = aws.delivery(aws.message(RECORD, now=NOW))
-    assert await judge(delivery, store) == Later("certificate")
-    store.pems = aws.store.pems
-    assert await judge(delivery, store) == Verified()
-    assert len(store.calls) == 2
-
-
-@pytest.mark.parametrize(
-    "pem", ["", "<html>no</html>", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
-)
-async def test_what_is_no_certificate_is_not_remembered(aws, pem):
-    store = CertificateStore({aws.certificate_url: pem})
-    delivery = aws.delivery(aws.message(RECORD, now=NOW))
-    assert await judge(delivery, store) == Later("certificate")
-    store.pems = aws.store.pems
-    assert await judge(delivery, store) == Verified()
-
-
-async def test_the_memory_of_certificates_is_bounded(aws):
-    store = CertificateStore({})
-    for number in range(200):
-        url = f"{aws.base}/SimpleNotificationService-{number}.pem"
-        store.pems[url] = aws.pem
-        assert await judge(aws.delivery(aws.message(RECORD, now=NOW, SigningCertURL=url)), store) == Verified()
-    assert len(sns._fetched) == 64
-
-
-async def test_a_pinned_certificate_is_never_fetched(aws, tmp_path):
-    aws.pin(tmp_path)
-    store = CertificateStore({})
-    feed = replace(FEED, certificates=str(tmp_path))
-    assert await judge(aws.delivery(aws.message(RECORD, now=NOW)), store, feed) == Verified()
-    url = "https://evil.example/" + aws.certificate_url.rpartition("/")[2]
-    hostile = aws.delivery(aws.message(RECORD, now=NOW, SigningCertURL=url))
-    assert await refusal(hostile, store, feed) == "certificate_url"
-    assert store.calls == []
-
-
-async def test_a_certificate_that_is_not_pinned_yet_is_fetched(aws, tmp_path):
-    delivery = aws.delivery(aws.message(RECORD, now=NOW))
-    assert await judge(delivery, aws.store, replace(FEED, certificates=str(tmp_path))) == Verified()
-    assert await judge(delivery, CertificateStore({}), replace(FEED, certificates=str(tmp_path / "none"))) == Verified()
-    sns.forget_certificates()
-    assert await judge(delivery, CertificateStore({}), replace(FEED, certificates=str(tmp_path))) == Later(
-        "certificate"
-    )
 
 
 # -- raw delivery ------------------------------------------------------------------------------------------------------
@@ -457,69 +296,3 @@ def _same(damaged: bytes, body: bytes) -> bool:
 async def test_deep_nesting_raises_nothing(aws, depth):
     body = b'{"Type": ' + b"[" * depth + b"]" * depth + b"}"
     assert await refusal(Delivery(body, {}), aws.store) in ("missing", "raw_delivery")
-
-
-# -- cases from public trouble reports ---------------------------------------------------------------------------------
-
-
-def case(number: str) -> dict[str, Any]:
-    (path,) = (HERE / "cases").glob(f"{number}-*.json")
-    value: dict[str, Any] = json.loads(path.read_text())
-    return value
-
-
-async def case_verdicts(number: str, store: CertificateStore | None = None) -> list[Verdict]:
-    value = case(number)
-    feed = replace(FEED, topics=tuple(value["config"]["sns_topics"]))
-    now = datetime.fromisoformat(value["clock"])
-    store = store or case_store(value)
-    requests = [value, *value.get("requests", [])]
-    return [
-        await judge(
-            Delivery(request["body_text"].encode(), {k.lower(): v for k, v in request["headers"].items()}),
-            store,
-            feed,
-            now,
-        )
-        for request in requests
-    ]
-
-
-@pytest.mark.parametrize("number", ["001", "002", "022", "030", "032", "034", "044", "100"])
-async def test_a_case_that_is_genuine_is_believed(number):
-    assert set(await case_verdicts(number)) == {Verified()}
-
-
-async def test_case_003_raw_delivery_is_named():
-    assert [reason(verdict) for verdict in await case_verdicts("003")] == ["raw_delivery"]
-
-
-async def test_case_030_a_clock_that_is_off_is_suspected():
-    value = case("030")
-    delivery = Delivery(value["body_text"].encode(), {})
-    verdict = await judge(delivery, case_store(value), now=datetime(2026, 11, 20, 18, 30, tzinfo=UTC))
-    assert reason(verdict) == "stale"
-    assert "clock skew suspected" in verdict.hint
-
-
-async def test_case_033_no_hostile_url_is_fetched():
-    store = case_store(case("033"))
-    verdicts = await case_verdicts("033", store)
-    assert [reason(verdict) for verdict in verdicts] == ["certificate_url"] * 7
-    assert store.calls == []
-
-
-async def test_case_034_without_a_certificate_both_must_come_again():
-    assert await case_verdicts("034", CertificateStore({})) == [Later("certificate")] * 2
-
-
-def test_a_certificate_without_an_rsa_key_is_none():
-    assert sns.read_certificate(_elliptic()) is None
-
-
-def _elliptic() -> bytes:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([])
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    dated = builder.serial_number(1).not_valid_before(NOW).not_valid_after(NOW + timedelta(days=1))
-    return dated.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All commands, hung on `root.cli` in the order in which the help lists them. One module a family of them."""
+
+from __future__ import annotations
+
+from reconciler.cli import database, inspect, operate, reconcile, serve, trigger
+from reconciler.cli.root import cli
+
+__all__ = ["cli"]
+
+for command in (
+    serve.serve,
+    reconcile.reconcile,
+    inspect.status,
+    inspect.why,
+    operate.release,
+    operate.confirm,
+    operate.fail,
+    operate.pause,
+    operate.resume,
+    trigger.trigger,
+    database.migrate,
+    database.psql,
+    inspect.providers,
+    inspect.config,
+):
+    cli.add_command(command)

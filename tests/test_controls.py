@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which sends are controls, and that silence is never a reason to release."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+import pytest
+from kit import (
+    FEED,
+    RULES,
+    event,
+    heard_neighbours,
+    old_claim,
+    reconcile,
+    row,
+    state,
+)
+
+from reconciler.policy import Answer, FeedView, Heard, Row, Witness, decide
+
+KEY = "order:1"
+HOUR = timedelta(hours=1)
+NOW = "SELECT clock_timestamp()"
+
+
+# What is a control
+
+
+async def held_reason(db: asyncpg.Pool) -> str | None:
+    await reconcile(db)
+    assert await state(db, KEY) == "claimed"
+    return (await row(db, KEY))["held_reason"]
+
+
+MOVE_ONE_SIDE = """
+UPDATE send_log n SET first_claimed_at = n.first_claimed_at + $1 * $2::interval
+FROM send_log c
+WHERE c.state = 'claimed' AND n.state = 'sent' AND sign(extract(epoch FROM n.first_claimed_at - c.claimed_at)) = $1
+"""
+
+
+@pytest.mark.parametrize("side", [-1, 1], ids=["before", "after"])
+@pytest.mark.parametrize(("minutes", "wanted"), [(55, None), (61, "few_controls")])
+async def test_controls_lie_within_an_hour_on_either_side(
+    db: asyncpg.Pool, side: int, minutes: int, wanted: str | None
+) -> None:
+    await old_claim(db, KEY)
+    await heard_neighbours(db)
+    await db.execute(MOVE_ONE_SIDE, side, timedelta(minutes=minutes))
+    await reconcile(db)
+    assert (await row(db, KEY))["held_reason"] == wanted
+    assert await state(db, KEY) == ("claimed" if wanted else "pending")
+
+
+@pytest.mark.parametrize("change", ["answered_at = NULL", "attempt = 2"])
+async def test_a_control_is_a_send_whose_first_attempt_was_answered(db: asyncpg.Pool, change: str) -> None:
+    await old_claim(db, KEY)
+    await heard_neighbours(db)
+    await db.execute(f"UPDATE send_log SET {change} WHERE send_key = $1", f"neighbour:{FEED}:0")  # noqa: S608
+    assert await held_reason(db) == "few_controls"
+
+
+async def test_a_control_is_heard_of_through_its_own_feed_only(db: asyncpg.Pool) -> None:
+    await old_claim(db, KEY)
+    await heard_neighbours(db, heard=5)
+    await event(db, f"neighbour:{FEED}:5", feed="another")
+    assert await held_reason(db) == "silent"
+
+
+# Silence
+
+
+SILENT = FeedView(witness=Witness(Answer.SILENT, "few_controls"), key_window=timedelta(days=1))
+AT = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+
+
+def claimed(age: timedelta) -> Row:
+    return Row("claimed", 1, AT - age, AT - age - timedelta(minutes=1), None, has_fingerprint=True)
+
+
+def test_not_even_a_class_that_asks_for_release_gets_one_out_of_silence_before_give_up_after() -> None:
+    rules = replace(RULES, on_unknown="release", same_key_retry=False)
+    assert decide(claimed(23 * HOUR), Heard(), SILENT, None, rules, AT).reason == "few_controls"
+    assert decide(claimed(24 * HOUR), Heard(), SILENT, None, rules, AT).reason == "gave_up"
+
+
+@pytest.mark.parametrize("heard", [Heard(other=True), Heard(rejected=True)])
+def test_a_same_key_retry_needs_silence(heard: Heard) -> None:
+    row = replace(claimed(timedelta(minutes=5)), reached=2)
+    assert decide(row, Heard(), SILENT, None, RULES, AT).reason == "same_key_retry"
+    assert decide(row, heard, SILENT, None, RULES, AT).reason == "grace"
