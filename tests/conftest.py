@@ -23,14 +23,13 @@ from pathlib import Path
 import asyncpg
 import pytest
 import structlog
+from places import PREFIX, parent_folder
 
 from reconciler.binaries import accounts
 from reconciler.migrate import migrate
 from reconciler.postgres import EmbeddedPostgres
 from webhooks.inbox import Inbox
 
-MEMORY = Path("/dev/shm")  # noqa: S108 - a database there is about eight times as quick to copy
-PREFIX = "esp-reconciler-tests-"
 TEMPLATE = "template_of_tests"
 
 
@@ -63,7 +62,7 @@ def interruptible() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def pg() -> Iterator[EmbeddedPostgres]:
     """The session's server; `pg.log_file` is its log."""
-    parent = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    parent = parent_folder()
     _sweep(parent)
     root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     server = EmbeddedPostgres(root, fast=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 import aiohttp
 import asyncpg
 import pytest
-from conftest import MEMORY, PREFIX
+from places import PREFIX, parent_folder
 from serving import LIMIT, Server, sample, start, until, write_config
 
 from reconciler.postgres import EmbeddedPostgres
@@ -57,8 +57,7 @@ NORMAL = {
 @pytest.fixture
 def config() -> Iterator[Path]:
     """A configuration whose embedded database is durable against kills, and in memory, as the other tests' are."""
-    parent = MEMORY if os.access(MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}crash-", dir=parent))
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}crash-", dir=parent_folder()))
     yield write_config(folder, SETTINGS)
     EmbeddedPostgres(folder / "pg").stop()
     shutil.rmtree(folder, ignore_errors=True)

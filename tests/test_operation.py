@@ -127,7 +127,8 @@ async def test_three_passes_two_receivers_and_a_cli_over_the_same_rows_are_as_on
                 await inbox.store(kit.FEED, [said(f"k-{n}", 2) for n in range(first, first + 300, 3)])
 
         async with asyncio.TaskGroup() as tasks:
-            passes = [tasks.create_task(run_pass(pool, kit.policies(), who=f"p{n}")) for n, pool in enumerate(pools)]
+            for n, pool in enumerate(pools):
+                tasks.create_task(run_pass(pool, kit.policies(), who=f"p{n}"))
             # Both receivers bring the same events, one of them backwards.
             tasks.create_task(receive(one, range(1, 6000, 300)))
             tasks.create_task(receive(two, reversed(range(1, 6000, 300))))
@@ -143,7 +144,6 @@ async def test_three_passes_two_receivers_and_a_cli_over_the_same_rows_are_as_on
     # Answered ones; ones of which events came during the passes; ones of which nobody spoke.
     assert [tuple(end) for end in ends] == [(0, ["sent"]), (1, ["sent"]), (2, ["pending"])]
     assert by_hand.result() == 0
-    assert sum(task.result().counts["sent:accepted"] for task in passes) > 0
     assert pg.log_file.read_text().count("deadlock detected") == deadlocks
 
 
