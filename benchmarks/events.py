@@ -67,8 +67,8 @@ def _ours(embedded: EmbeddedPostgres, batches: list[Delivery], in_flight: int) -
     async def side() -> float:
         async with empty_database(embedded) as dsn:
             pool = await connect_pool(dsn, size=2, application="benchmarks")
-            inbox = Inbox(pool)
-            await inbox.open()
+            inbox = Inbox()
+            await inbox.open(pool)
             try:
                 await _take(inbox, sendgrid_batches("warm", 1, 10)[0])
                 left = iter(batches)

@@ -43,17 +43,16 @@ WRITERS: Final = 16
 class OneInsertEach:
     """An inbox without group commit: every delivery is a statement and a transaction of its own."""
 
-    def __init__(self, pool: asyncpg.Pool) -> None:
-        self._pool = pool
+    def __init__(self) -> None:
         self._rows = RowMaker()
         self._free: asyncio.Queue[Writer] = asyncio.Queue()
 
-    async def open(self) -> None:
+    async def open(self, pool: asyncpg.Pool) -> None:
         """Read the partitions and make the writers."""
-        async with self._pool.acquire() as connection:
+        async with pool.acquire() as connection:
             self._rows = await read_layout(connection)
         for _ in range(WRITERS):
-            self._free.put_nowait(Writer(self._pool, 10.0))
+            self._free.put_nowait(Writer(pool, 10.0))
 
     async def store(self, feed: str, events: Sequence[Event], source: str = "http") -> Stored:
         """Store one delivery, as soon as a connection is free."""
@@ -116,8 +115,8 @@ class _Posts:
         async def side() -> float:
             async with empty_database(self._embedded) as dsn:
                 pool = await connect_pool(dsn, size=WRITERS + 2, application="benchmarks")
-                inbox = kind(pool)
-                await inbox.open()
+                inbox = kind()
+                await inbox.open(pool)
                 app, known = web.Application(), feeds(self._certificates)
                 add_receiver(app, known, cast("Inbox", inbox), no_fetch, lambda: datetime.now(UTC), Counters())
                 try:

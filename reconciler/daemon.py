@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import asyncpg
 import structlog
@@ -92,12 +92,7 @@ class Daemon:
         self._receives, self._reconciles = only != "reconciler", only != "receiver"
         self.health = Health(settings.feeds if self._receives else ())
         self._counters = Counters()
-        self._late_pool = LatePool()
-        self._inbox = Inbox(
-            cast("asyncpg.Pool", self._late_pool),
-            queue_events=settings.receiver.queue_events,
-            queue_bytes=settings.receiver.queue_bytes,
-        )
+        self._inbox = Inbox(queue_events=settings.receiver.queue_events, queue_bytes=settings.receiver.queue_bytes)
         self._receiver: Receiver | None = None
         self._clock = Clock()
         self._workers: list[Worker] = []
@@ -156,9 +151,10 @@ class Daemon:
         if self._receives:
             # At least its writer's and one for everything else; never a connection that a pass could hold.
             size = max(2, self._settings.database.pool_max_size)
-            self._late_pool.pool = await self._pool(stack, database.dsn, size, "reconciler receiver", None)
-            await self._make_partitions()
-            await self._inbox.open()
+            receivers = await self._pool(stack, database.dsn, size, "reconciler receiver", None)
+            await receivers.fetch(MAKE_PARTITIONS)
+            await self._inbox.open(receivers)
+            self._begin_receiving(receivers)
         self._begin(pool, database)
 
     async def _pool(
@@ -179,9 +175,6 @@ class Daemon:
     def _begin(self, pool: BoundedPool, database: composition.Database) -> None:
         self._worker("check", partial(self._check, pool, database.embedded), "database_unavailable", CHECK_SECONDS)
         self._worker("figures", partial(self._read_figures, pool), "figures_not_read", FIGURES_SECONDS)
-        if self._receives:
-            self._flush = self._worker("counters", self._flush_counters, "counters_not_written", FLUSH_SECONDS)
-            self._worker("partitions", self._make_partitions, "partitions_not_made", PARTITIONS_SECONDS)
         if self._reconciles:
             every = self._settings.reconcile.every.total_seconds()
             passes = self._worker("pass", self._passes(pool), "pass_failed", every, PASS_PAUSE)
@@ -259,12 +252,14 @@ class Daemon:
         else:
             self.health.note_check(None)
 
-    async def _flush_counters(self) -> None:
-        await self._counters.flush(self._late_pool)
+    def _begin_receiving(self, pool: BoundedPool) -> None:
+        async def make_partitions() -> None:
+            await pool.fetch(MAKE_PARTITIONS)
+            await self._inbox.refresh_partitions()
 
-    async def _make_partitions(self) -> None:
-        await self._late_pool.fetch(MAKE_PARTITIONS)
-        await self._inbox.refresh_partitions()
+        flush = partial(self._counters.flush, pool)
+        self._flush = self._worker("counters", flush, "counters_not_written", FLUSH_SECONDS)
+        self._worker("partitions", make_partitions, "partitions_not_made", PARTITIONS_SECONDS)
 
 
 # The partial index over undecided rows answers it.
@@ -287,19 +282,6 @@ async def _tell_pass(pool: BoundedPool, who: str, counts: Mapping[str, int]) -> 
 
 MAKE_PARTITIONS: Final = "SELECT provider_event_make_partitions()"
 ASK: Final = "SELECT 1"
-
-
-class LatePool:
-    """Stands for the receiver's pool from the start, though the database may come up later: until then it refuses."""
-
-    def __init__(self) -> None:
-        self.pool: BoundedPool | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the pool has of this name. Raises asyncpg's InterfaceError before there is a pool."""
-        if self.pool is None:
-            raise asyncpg.InterfaceError("the database has not been reached yet")
-        return getattr(self.pool, name)
 
 
 async def _close_pool(pool: BoundedPool) -> None:

@@ -117,8 +117,8 @@ async def db(dsn: str) -> AsyncIterator[asyncpg.Pool]:
 @pytest.fixture
 async def inbox(db: asyncpg.Pool) -> AsyncIterator[Inbox]:
     """An open inbox."""
-    box = Inbox(db)
-    await box.open()
+    box = Inbox()
+    await box.open(db)
     yield box
     await box.close()
 

@@ -152,8 +152,8 @@ async def running(
     inbox: Inbox | None = None,
 ) -> AsyncIterator[Running]:
     """Run the receiver over the pool `db`; its clock stands still at `now`."""
-    inbox = inbox or Inbox(db)
-    await inbox.open()
+    inbox = inbox or Inbox()
+    await inbox.open(db)
     counters = Counters()
     providers = {**PROVIDERS, "plain": plain or Plain()}
     app = web.Application()

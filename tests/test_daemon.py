@@ -95,7 +95,7 @@ async def test_an_idle_worker_begins_at_once_and_the_next_run_keeps_the_pause() 
     assert second - first >= 0.2
 
 
-async def test_shutdown_waits_for_the_work_under_way_and_does_not_cancel_it() -> None:
+async def test_case_086_shutdown_waits_for_the_work_under_way_and_does_not_cancel_it() -> None:
     work = Work()
     worker = Worker("test", work, "test_failed")
     task = asyncio.create_task(worker.run())
@@ -154,7 +154,7 @@ async def test_what_the_database_details_of_a_row_is_not_logged(db: asyncpg.Pool
     assert "(*)" not in scheduler.reason_of(caught.value)
 
 
-async def test_a_blocked_loop_delays_a_tick_and_does_not_drop_it() -> None:
+async def test_case_087_a_blocked_loop_delays_a_tick_and_does_not_drop_it() -> None:
     work = Work()
     worker = Worker("blocked", work, "test_failed")
     clock = Clock()

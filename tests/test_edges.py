@@ -111,8 +111,8 @@ async def test_a_read_only_database_is_not_ready(db: asyncpg.Pool, dsn: str) -> 
     name = await db.fetchval("SELECT current_database()")
     await db.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
     async with asyncpg.create_pool(dsn, min_size=1, max_size=2) as pool:
-        inbox = Inbox(pool)
-        await inbox.open()
+        inbox = Inbox()
+        await inbox.open(pool)
         with pytest.raises(InboxUnavailable, match="read-only"):
             await inbox.check()
         await inbox.close()

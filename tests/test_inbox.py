@@ -18,7 +18,7 @@ from webhooks import rows
 from webhooks.event import Testimony, normal_recipient, stand_in_key, storable, wire_key
 from webhooks.inbox import MAX_BATCH, Inbox, Stored
 from webhooks.rows import RowMaker
-from webhooks.writer import read_layout
+from webhooks.writer import Writer, read_layout
 
 AT = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 
@@ -90,8 +90,8 @@ async def test_the_wire_key_of_what_came_back_is_the_one_of_the_send(db, inbox):
 
 async def test_the_namespace_of_the_installation_is_used(db):
     await db.execute("UPDATE installation SET namespace = 'blue'")
-    box = Inbox(db)
-    await box.open()
+    box = Inbox()
+    await box.open(db)
     await box.store("main", [event(1, send_key="order-1")])
     await box.close()
     assert await db.fetchval("SELECT wire_key FROM provider_event") == wire_key("order-1", "blue")
@@ -173,8 +173,8 @@ async def test_redelivery_in_any_order_rebatched_and_concurrent_stores_once(dsn,
     copies = data.draw(st.lists(st.lists(st.integers(0, n - 1), min_size=1, max_size=8), min_size=1, max_size=10))
     writers = data.draw(st.integers(1, 3))
     pool = await asyncpg.create_pool(dsn, min_size=1, max_size=5)
-    box = Inbox(pool, writers=writers)
-    await box.open()
+    box = Inbox(writers=writers)
+    await box.open(pool)
     told = await asyncio.gather(*(box.store("main", [event(k) for k in batch]) for batch in copies))
     distinct = {k for batch in copies for k in batch}
     assert await count(pool) == len(distinct) == sum(result.stored for result in told)
@@ -186,9 +186,9 @@ async def test_redelivery_in_any_order_rebatched_and_concurrent_stores_once(dsn,
 
 async def test_two_replicas_storing_the_same_batches_backwards_do_not_deadlock(db, pg):
     before = pg.log_file.read_text().count("deadlock detected")
-    boxes = [Inbox(db) for _ in range(2)]
+    boxes = [Inbox() for _ in range(2)]
     for box in boxes:
-        await box.open()
+        await box.open(db)
     batches = [[event(f"{b}-{n}") for n in range(300)] for b in range(10)]
     forth = (boxes[0].store("main", batch) for batch in batches)
     back = (boxes[1].store("main", batch[::-1]) for batch in batches)
@@ -227,11 +227,12 @@ async def test_an_event_that_the_database_refuses_fails_no_neighbour(db, inbox):
     assert await count(db) == 40
 
 
-async def test_what_can_not_even_be_encoded_is_kept_by_its_bytes(db, inbox):
+async def test_what_can_not_even_be_encoded_is_kept_by_its_bytes(db):
     key = ("order-1", "message-1", "event-1", "main", rows.UNDATED)
     bad = {key: (None, "delivered", "accepted", 17, None, "http", b"exact")}
-    writer = inbox._writers[0]
+    writer = Writer(db, 10.0)
     assert [tuple(fresh)[:4] for fresh in await writer.store(bad)] == [key[:4]]
+    await writer.close()
     assert await db.fetchval("SELECT raw FROM provider_event") == b"exact"
 
 

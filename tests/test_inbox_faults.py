@@ -19,8 +19,8 @@ from webhooks.inbox import Inbox, InboxBusy, InboxUnavailable, Stored
 
 
 async def test_more_than_may_wait_is_put_off_and_the_rest_is_stored(db):
-    box = Inbox(db, queue_events=10)
-    await box.open()
+    box = Inbox(queue_events=10)
+    await box.open(db)
     told = await asyncio.gather(*(box.store("main", [event(n)]) for n in range(25)), return_exceptions=True)
     assert [type(result) for result in told] == [Stored] * 10 + [InboxBusy] * 15
     assert await count(db) == 10
@@ -29,8 +29,8 @@ async def test_more_than_may_wait_is_put_off_and_the_rest_is_stored(db):
 
 
 async def test_bytes_that_wait_are_bounded(db):
-    box = Inbox(db, queue_bytes=100_000)
-    await box.open()
+    box = Inbox(queue_bytes=100_000)
+    await box.open(db)
     raw = bytes(30_000)
     told = await asyncio.gather(*(box.store("main", [event(n, raw=raw)]) for n in range(5)), return_exceptions=True)
     assert [type(result) for result in told] == [Stored] * 3 + [InboxBusy] * 2
@@ -52,7 +52,7 @@ class Locked:
         await self.connection.execute("COMMIT")
 
 
-async def test_nothing_is_acknowledged_before_the_commit(db, inbox):
+async def test_case_098_nothing_is_acknowledged_before_the_commit(db, inbox):
     async with db.acquire() as other:
         async with Locked(other):
             waiting = asyncio.create_task(inbox.store("main", [event(1)]))
@@ -63,8 +63,8 @@ async def test_nothing_is_acknowledged_before_the_commit(db, inbox):
 
 
 async def test_a_slow_database_is_not_waited_for_longer_than_the_limit(db):
-    box = Inbox(db, seconds=0.3)
-    await box.open()
+    box = Inbox(seconds=0.3)
+    await box.open(db)
     async with db.acquire() as other:
         async with Locked(other):
             told = await asyncio.gather(
@@ -77,8 +77,8 @@ async def test_a_slow_database_is_not_waited_for_longer_than_the_limit(db):
 
 async def test_an_exhausted_pool_is_not_waited_for_for_ever(dsn):
     pool = await asyncpg.create_pool(dsn, min_size=1, max_size=1)
-    box = Inbox(pool, seconds=0.2)
-    await box.open()
+    box = Inbox(seconds=0.2)
+    await box.open(pool)
     async with pool.acquire():
         told = await asyncio.gather(*(box.store("main", [event(n)]) for n in range(50)), return_exceptions=True)
     assert {type(result) for result in told} == {InboxBusy}
@@ -87,10 +87,10 @@ async def test_an_exhausted_pool_is_not_waited_for_for_ever(dsn):
 
 
 async def test_a_closed_inbox_takes_nothing_and_stores_what_it_took(db):
-    box = Inbox(db)
+    box = Inbox()
     with pytest.raises(InboxBusy):
         await box.store("main", [event(0)])
-    await box.open()
+    await box.open(db)
     waiting = [asyncio.create_task(box.store("main", [event(n)])) for n in range(20)]
     await asyncio.sleep(0)
     await box.close()
@@ -121,8 +121,8 @@ async def test_a_connection_that_died_is_replaced_without_the_provider_noticing(
 async def test_a_database_that_is_away_is_said_and_its_return_is_noticed(dsn, sockets):
     async with Cut(dsn, sockets) as cut:
         pool = await connect_pool(cut.dsn, size=3, application="test")
-        box = Inbox(pool)
-        await box.open()
+        box = Inbox()
+        await box.open(pool)
         assert await box.store("main", [event(1)]) == (1, 0)
         await box.check()
         cut.cut()
@@ -138,7 +138,7 @@ async def test_a_database_that_is_away_is_said_and_its_return_is_noticed(dsn, so
         await asyncio.wait_for(pool.close(), 10)
 
 
-async def test_a_schema_that_changes_under_the_statement_loses_nothing(db, inbox):
+async def test_case_081_a_schema_that_changes_under_the_statement_loses_nothing(db, inbox):
     await inbox.store("main", [event(1)])
     await db.execute("ALTER TABLE provider_event ADD COLUMN more text DEFAULT 'x'")
     await db.execute("ALTER TABLE provider_event ALTER COLUMN reason TYPE varchar(600)")
@@ -154,8 +154,8 @@ async def test_behind_a_pooler_each_batch_is_one_explicit_transaction(dsn, socke
         async with pool.acquire() as connection:
             assert await is_behind_pooler(connection)
             assert connection._con._config.statement_cache_size == 0
-        box = Inbox(pool)
-        await box.open()
+        box = Inbox()
+        await box.open(pool)
         assert await box.store("main", [event(0)]) == (1, 0)
         before = pooler.transactions
         assert await box.store("main", [event(1), event(1), event(2)]) == (2, 1)
@@ -175,10 +175,10 @@ async def test_a_direct_connection_keeps_its_statements_prepared(dsn):
     await asyncio.wait_for(pool.close(), 10)
 
 
-async def test_200_concurrent_deliveries_through_pgbouncer_are_all_stored(pooler, db):
+async def test_case_080_200_concurrent_deliveries_through_pgbouncer_are_all_stored(pooler, db):
     pool = await connect_pool(pooler, size=4, application="test")
-    box = Inbox(pool, writers=2)
-    await box.open()
+    box = Inbox(writers=2)
+    await box.open(pool)
     for _ in range(5):
         await asyncio.gather(*(box.store("main", [event(n)]) for n in range(200)))
     assert await count(db) == 200

@@ -327,8 +327,8 @@ async def test_confirm_and_fail_are_refused_inside_a_transaction(db: asyncpg.Poo
 
 
 async def test_a_batch_goes_into_its_statement_sorted_by_key(db: asyncpg.Pool) -> None:
-    box = Inbox(db)
-    await box.open()
+    box = Inbox()
+    await box.open(db)
     events = [
         Event(kind=Kind.DELIVERED, testimony=Testimony.ACCEPTED, message_id="m", event_id="e", send_key=f"order-{n}")
         for n in (3, 1, 4, 0, 2)
@@ -365,8 +365,8 @@ async def test_a_pass_that_a_deadlock_ended_is_done_again_and_counts_it(db: asyn
 
 async def test_a_batch_that_a_deadlock_ended_is_stored_after_all(db: asyncpg.Pool) -> None:
     await let_the_first_write_end_as_a_deadlock(db, "provider_event")
-    box = Inbox(db)
-    await box.open()
+    box = Inbox()
+    await box.open(db)
     one = Event(kind=Kind.DELIVERED, testimony=Testimony.ACCEPTED, message_id="m", event_id="e", send_key="order-1")
     assert await box.store(FEED, [one]) == (1, 0)
     await box.close()

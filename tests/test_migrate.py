@@ -124,7 +124,7 @@ async def test_a_migrator_that_never_ends_is_not_waited_for_for_ever(empty_dsn, 
     assert await migrate(empty_dsn, folder=folder) == ["0001_thing.sql"]
 
 
-async def test_posts_go_on_while_a_migration_waits_for_a_reader(
+async def test_case_096_posts_go_on_while_a_migration_waits_for_a_reader(
     pg: EmbeddedPostgres, empty_dsn, folder, connection, monkeypatch
 ):
     """Case 096: an idle transaction has read the table that the migration changes."""

@@ -43,8 +43,8 @@ def said(key: str, number: int, at: datetime | None = None, kind: Kind = Kind.DE
 async def receiver(dsn: str) -> AsyncIterator[Inbox]:
     """The storing half of a receiver process: its own pool and writer."""
     pool = await connect_pool(dsn, size=2, application="test receiver")
-    inbox = Inbox(pool)
-    await inbox.open()
+    inbox = Inbox()
+    await inbox.open(pool)
     yield inbox
     await inbox.close()
     await pool.close()

@@ -198,8 +198,8 @@ async def use_everything(dsn: str) -> None:
         await heard_neighbours(pool)
         assert (await reconcile(pool)).counts["released:absent"] == 1
         await pool.fetch("SELECT provider_event_make_partitions()")
-        inbox = Inbox(pool)
-        await inbox.open()
+        inbox = Inbox()
+        await inbox.open(pool)
         await inbox.store(
             "mg",
             [

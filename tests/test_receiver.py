@@ -248,9 +248,9 @@ async def test_a_provider_that_drops_events_at_503_gets_its_own_answer(dsn, sock
         await asyncio.wait_for(pool.close(), 10)
 
 
-async def test_with_every_connection_taken_fifty_deliveries_are_put_off_in_time(dsn, db):
+async def test_case_082_with_every_connection_taken_fifty_deliveries_are_put_off_in_time(dsn, db):
     pool = await asyncpg.create_pool(dsn, min_size=1, max_size=3)
-    async with running(pool, inbox=Inbox(pool, seconds=0.5)) as app:
+    async with running(pool, inbox=Inbox(seconds=0.5)) as app:
         taken = [await pool.acquire() for _ in range(3)]
         began = time.monotonic()
         answers = await asyncio.gather(*(app.send({"id": f"e{n}"}) for n in range(50)))
@@ -262,7 +262,7 @@ async def test_with_every_connection_taken_fifty_deliveries_are_put_off_in_time(
     await asyncio.wait_for(pool.close(), 10)
 
 
-async def test_a_client_that_hangs_up_before_the_commit_finds_its_event_stored(db):
+async def test_case_084_a_client_that_hangs_up_before_the_commit_finds_its_event_stored(db):
     body = json.dumps([ONE]).encode()
     head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nx-signature: {signature(body)}\r\n\r\n"
     async with running(db) as app, db.acquire() as other:

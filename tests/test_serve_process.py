@@ -166,7 +166,9 @@ def database(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     shutil.rmtree(tmp_path / "own", ignore_errors=True)
 
 
-async def test_a_database_that_is_away_is_waited_for_and_comes_back(config: Path, database: EmbeddedPostgres) -> None:
+async def test_case_097_a_database_that_is_away_is_waited_for_and_comes_back(
+    config: Path, database: EmbeddedPostgres
+) -> None:
     database.start()
     await migrate(database.dsn())
     database.stop()

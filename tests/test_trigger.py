@@ -44,8 +44,8 @@ def now() -> datetime:
 @asynccontextmanager
 async def receiving(db: asyncpg.Pool) -> AsyncIterator[str]:
     """Run a receiver of these feeds and give its address."""
-    inbox = Inbox(db)
-    await inbox.open()
+    inbox = Inbox()
+    await inbox.open(db)
     async with open_fetch() as fetch:
         app = web.Application()
         add_receiver(app, feeds(SETTINGS), inbox, fetch, now, Counters())

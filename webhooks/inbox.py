@@ -59,7 +59,7 @@ class _Chunk(NamedTuple):
 
 
 class Inbox:
-    """The only writer of provider events. `open` it, `store` from any number of tasks, `close` it.
+    """The only writer of provider events. `open` it, `store` from any number of tasks, `close` it; else it is busy.
 
     `queue_events` and `queue_bytes` bound what may wait, `seconds` how long. Each of the `writers` keeps one connection
     of the pool for itself; one writer is quickest.
@@ -67,14 +67,12 @@ class Inbox:
 
     def __init__(
         self,
-        pool: asyncpg.Pool,
         *,
         queue_events: int = 20_000,
         queue_bytes: int = 64_000_000,
         seconds: float = 10.0,
         writers: int = 1,
     ) -> None:
-        self._pool = pool
         self._max_events, self._max_bytes, self._seconds = queue_events, queue_bytes, seconds
         self._events = self._bytes = 0
         self._queue: deque[_Chunk] = deque()
@@ -82,15 +80,17 @@ class Inbox:
         self._wake = asyncio.Event()
         self._closing = False
         self._rows = RowMaker()
-        self._writers = [Writer(pool, seconds) for _ in range(writers)]
+        self._writers = writers
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def open(self) -> None:
+    async def open(self, pool: asyncpg.Pool) -> None:
         """Read the installation's namespace and partitions, and start. Raises what asyncpg raises."""
+        self._pool = pool
         await self.refresh_partitions()
         self._loop = asyncio.get_running_loop()  # to ask for it at each delivery is a system call
         self._expire()
-        self._tasks = [asyncio.create_task(self._run(writer)) for writer in self._writers]
+        writers = [Writer(pool, self._seconds) for _ in range(self._writers)]
+        self._tasks = [asyncio.create_task(self._run(writer)) for writer in writers]
 
     async def refresh_partitions(self) -> None:
         """Read again which months have a partition; to be called now and then, since new ones are made each month."""

@@ -13,7 +13,7 @@ from webhooks.event import Event, Kind, Testimony
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One request as it arrived: header names are lower-case, the body is inflated but otherwise exact."""
+    """One request as it arrived: headers are asked for in lower case, the body is inflated but otherwise exact."""
 
     body: bytes
     headers: Mapping[str, str]

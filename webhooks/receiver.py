@@ -119,7 +119,7 @@ class Receiver:
             raise NotStored("draining")
         delivery = Delivery(
             await self._bodies.read(request),
-            {name.lower(): value for name, value in request.headers.items()},
+            request.headers,
             request.method,
             request.rel_url.raw_query_string,
         )

@@ -95,6 +95,14 @@ _NEVER_TRIED: Final = frozenset({"605", "606", "607"})
 """Codes of failures by a suppression list: bounced, unsubscribed, complained [mailgun/mailgun-go events/enums.go]."""
 
 
+class _Headers(msgspec.Struct, gc=False, rename="kebab"):
+    message_id: str | None = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    headers: _Headers | None = None
+
+
 class _EventData(msgspec.Struct, gc=False, rename="kebab"):
     """The fields that are read of `event-data`, as they come; `_lenient` takes those of any other type."""
 
@@ -105,10 +113,10 @@ class _EventData(msgspec.Struct, gc=False, rename="kebab"):
     severity: str | None = None
     reason: str | None = None
     url: str | None = None
+    message: _Message | None = None
     user_variables: Any = None
     flags: Any = None
     routes: Any = None
-    message: Any = None
     delivery_status: Any = None
     reject: Any = None
 
@@ -157,7 +165,7 @@ class Mailgun:
         """Return the one event of a JSON webhook. Legacy form posts raise BadPayload."""
         data = _event_data(delivery.body)
         send_key = _send_key(data.user_variables)
-        message_id = _message_id(data)
+        message_id = _message_id(data.message)
         occurred_at = unix_time(data.timestamp)
         incoming = _is_incoming(data, send_key)
         kind, testimony = _meaning(data, incoming=incoming)
@@ -223,10 +231,11 @@ def _event_data(body: bytes) -> _EventData:
 def _lenient(data: dict[str, Any]) -> _EventData:
     """Return the fields whatever their types: an odd one must not lose the event."""
     texts = ("event", "id", "recipient", "severity", "reason", "url")
-    others = ("user_variables", "flags", "routes", "message", "delivery_status", "reject")
+    others = ("user_variables", "flags", "routes", "delivery_status", "reject")
     at_time = unix_time(data.get("timestamp"))
     return _EventData(
         timestamp=at_time.timestamp() if at_time else None,
+        message=_Message(_Headers(text_at(data, "message", "headers", "message-id"))),
         **{name: text_at(data, name) for name in texts},
         **{name: data.get(name.replace("_", "-")) for name in others},
     )
@@ -239,9 +248,9 @@ def _object(body: bytes) -> dict[str, Any]:
         raise BadPayload("no JSON object; Mailgun's legacy form webhooks are not read") from None
 
 
-def _message_id(data: _EventData) -> str | None:
-    found = (text_at(data.message, "headers", "message-id") or "").strip("<> ")
-    return bounded_id(found) if found else None
+def _message_id(message: _Message | None) -> str | None:
+    found = message.headers.message_id if message and message.headers else None
+    return bounded_id(bare) if found and (bare := found.strip("<> ")) else None
 
 
 def _send_key(variables: Any) -> str | None:
