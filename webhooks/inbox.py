@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 import asyncpg
@@ -76,7 +77,7 @@ class Inbox:
         self._max_events, self._max_bytes, self._seconds = queue_events, queue_bytes, seconds
         self._events = self._bytes = 0
         self._queue: deque[_Chunk] = deque()
-        self._waiting: deque[_Waiting] = deque()
+        self._committing: dict[Writer, list[_Chunk]] = {}
         self._wake = asyncio.Event()
         self._closing = False
         self._rows = RowMaker()
@@ -107,7 +108,6 @@ class Inbox:
             return Stored(0, 0)
         self._check_room(len(rows), size)
         waiting = _Waiting(self._loop.create_future(), self._loop.time())
-        self._waiting.append(waiting)
         self._enqueue(rows, size, waiting)
         stored = await waiting.done
         return Stored(stored, len(events) - stored)
@@ -140,9 +140,10 @@ class Inbox:
     def _expire(self) -> None:
         """Tell those who waited too long; one timer for all, since one each costs as much as a row."""
         oldest = self._loop.time() - self._seconds
-        while self._waiting and (self._waiting[0].done.done() or self._waiting[0].since <= oldest):
-            _fail(self._waiting.popleft().done, InboxBusy("the database took too long"))
-        if not (self._closing and not self._waiting):
+        for chunk in chain(self._queue, *self._committing.values()):
+            if chunk.waiting.since <= oldest:
+                _fail(chunk.waiting.done, InboxBusy("the database took too long"))
+        if not self._closing or self._queue or self._committing:
             self._loop.call_later(min(0.1, self._seconds / 10), self._expire)
 
     def _enqueue(self, rows: Rows, size: int, waiting: _Waiting) -> None:
@@ -182,7 +183,7 @@ class Inbox:
 
     async def _commit(self, writer: Writer, batch: list[_Chunk]) -> None:
         # Whoever gave up waiting is not stored: the provider delivers again anyway, and the database is slow.
-        wanted = [chunk for chunk in batch if not chunk.waiting.done.done()]
+        wanted = self._committing[writer] = [chunk for chunk in batch if not chunk.waiting.done.done()]
         try:
             rows, firsts = _merged(wanted)
             if rows:
@@ -192,6 +193,7 @@ class Inbox:
                 _fail(chunk.waiting.done, InboxUnavailable(type(error).__name__))
             writer.report(error, sum(len(chunk.rows) for chunk in wanted))
         finally:
+            del self._committing[writer]
             self._events -= sum(len(chunk.rows) for chunk in batch)
             self._bytes -= sum(chunk.size for chunk in batch)
             if writer.rows is not None:

@@ -46,7 +46,14 @@ def octets(value: str | bytes) -> bytes:
 
 def hmac_sha256(key: str | bytes, message: bytes) -> bytes:
     """Return the HMAC-SHA256 of a message."""
-    return hmac.digest(octets(key), message, "sha256")
+    keyed = _keyed(key).copy()
+    keyed.update(message)
+    return keyed.digest()
+
+
+@lru_cache(maxsize=1024)  # to take in the key costs as much as a short message
+def _keyed(key: str | bytes) -> hmac.HMAC:
+    return hmac.new(octets(key), digestmod="sha256")
 
 
 def decode_base64(text: str) -> bytes | None:
