@@ -53,10 +53,12 @@ def logs_as_found() -> Iterator[None]:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Lets programs that the test starts hear Ctrl-C, even where pytest was started to ignore it (nohup, `&`)."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Lets programs that the test starts hear Ctrl-C and hang-ups, even where pytest ignores them (nohup, `&`)."""
+    ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)
+    closed = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, ctrl_c)
+    signal.signal(signal.SIGHUP, closed)
 
 
 @pytest.fixture(scope="session")

@@ -199,6 +199,7 @@ async def test_a_host_that_is_no_name_ends_serve_with_one_line(host: str, tmp_pa
         await serve(settings)
 
 
+@pytest.mark.usefixtures("interruptible")
 async def test_a_closed_terminal_ends_serve_as_any_stop_does(tmp_path: Path, dsn: str) -> None:
     async with serving(write_config(tmp_path), RECONCILER_DATABASE__URL=dsn) as server:
         await server.becomes(200)
