@@ -47,7 +47,7 @@ CREATE TABLE send_log (
         CHECK (release_basis IN ('not_sent', 'same_key_retry', 'looked_up', 'absent', 'gave_up', 'operator')),
     retry_until timestamptz,
     may_failover boolean NOT NULL DEFAULT false,
-    told int NOT NULL DEFAULT 0,                -- how often it was said that this row may be sent again
+    told int NOT NULL DEFAULT 0,                -- how often it was said, the release included, that it may be sent again
     held_reason text,
     held_since timestamptz,
 

@@ -172,7 +172,7 @@ WITH v AS (
     ORDER BY wire_key
 ), moved AS (
     UPDATE send_log s SET state = 'pending', released_at = clock_timestamp(), release_basis = v.basis,
-        retry_until = v.until, next_check_at = v.look_at, told = 0, held_reason = NULL, held_since = NULL,
+        retry_until = v.until, next_check_at = v.look_at, told = 1, held_reason = NULL, held_since = NULL,
         updated_at = clock_timestamp()
     FROM v
     WHERE s.wire_key = v.wire_key AND s.state = 'claimed' AND s.fence = v.fence
