@@ -12,7 +12,7 @@ import hashlib
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -180,9 +180,12 @@ async def _table_exists(connection: asyncpg.Connection) -> bool:
 
 
 async def _create_table(connection: asyncpg.Connection) -> None:
-    if not await _table_exists(connection):
-        with suppress(asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):  # another migrator was quicker
+    try:
+        if not await _table_exists(connection):
             await connection.execute(CREATE_TABLE)
+    except asyncpg.PostgresError:  # another migrator was quicker: PostgreSQL has an error for each moment of that race
+        if not await _table_exists(connection):
+            raise
 
 
 APPLIED: Final = "SELECT version, name, sha256 FROM schema_migration"
