@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final, Literal
 
+from webhooks.event import Answer
+
 State = Literal["pending", "claimed"]
 OnUnknown = Literal["hold", "fail", "release"]
 Hold = Literal["paused", "breaker", "suspect"]
@@ -21,16 +23,6 @@ TELL_AGAIN: Final = (timedelta(minutes=1), timedelta(minutes=5), timedelta(minut
 
 WINDOW_MARGIN: Final = timedelta(minutes=10)
 """A same-key retry must be over this long before the provider forgets the key: clocks differ, requests linger."""
-
-
-class Answer(StrEnum):
-    """What a witness says of one send."""
-
-    ACCEPTED = "accepted"
-    REJECTED = "rejected"
-    ABSENT = "absent"
-    SILENT = "silent"
-    """The witness can't tell. Never a reason to release."""
 
 
 class Action(StrEnum):

@@ -16,7 +16,8 @@ from reconciler import evidence, ledger
 from reconciler.feeds import Health, feed_health
 from reconciler.ledger import Connection, Controls, Decided, Place
 from reconciler.outcomes import follow_outcomes
-from reconciler.policy import Action, Answer, FeedView, Heard, Row, Rules, Verdict, Witness, decide
+from reconciler.policy import Action, FeedView, Heard, Row, Rules, Verdict, Witness, decide
+from webhooks.event import Answer
 
 BEGINNING: Final = Place(datetime(1, 1, 1, tzinfo=UTC), "")
 CONTROLS_A_SIDE: Final = 3

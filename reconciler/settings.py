@@ -29,6 +29,7 @@ from reconciler.settings_values import (
     Number,
     OneOrMany,
     RelativePath,
+    Secret,
     Size,
     Tolerance,
     Topic,
@@ -120,7 +121,19 @@ class FeedSettings(RuleSettings):
     topics: OneOrMany[Topic] = ()
     certificates: RelativePath | None = None
     queue_url: HttpUrl | None = None
+    """An SQS queue that is consumed instead of, or beside, HTTP."""
+    queue_consumers: Whole = Field(default=1, ge=1, le=32)
+    """How many loops take messages from it."""
+    region: str | None = None
+    """AWS region; without it, that of the queue or topic."""
     endpoint_url: HttpUrl | None = None
+    api_key: Secret = Field(default="", repr=False)
+    """What this provider's API is asked with."""
+    api_secret: Secret = Field(default="", repr=False)
+    """The second half of a credential that has two."""
+    api_url: HttpUrl | None = None
+    api_scope: str = ""
+    """The part of the account that is asked: a domain, a message stream, a project; see `reconciler providers NAME`."""
 
     @field_validator("provider")
     @classmethod
@@ -211,6 +224,13 @@ class Settings(_Section, BaseSettings):
             signed_url=feed.signed_url,
             topics=feed.topics,
             certificates=str(feed.certificates) if feed.certificates else None,
+            api_key=feed.api_key,
+            api_secret=feed.api_secret,
+            api_url=feed.api_url.rstrip("/") if feed.api_url else None,
+            api_scope=feed.api_scope,
+            queue_url=feed.queue_url,
+            region=feed.region,
+            endpoint_url=feed.endpoint_url,
         )
 
     def masked(self) -> dict[str, Any]:
@@ -219,7 +239,7 @@ class Settings(_Section, BaseSettings):
 
     def secret_values(self) -> list[str]:
         """Return what must never reach a log line: whole secrets, and the password in a credential or URL."""
-        secrets = [secret for feed in self.feeds.values() for secret in feed.secrets]
+        secrets = [secret for feed in self.feeds.values() for secret in (*feed.secrets, feed.api_key, feed.api_secret)]
         urls = [url for url in (self.database.url, self.database.direct_url) if url]
         values = [*secrets, *map(credential_value, secrets), *map(url_password, urls)]
         return [value for value in values if len(value) >= _SHORTEST_SECRET]

@@ -19,7 +19,8 @@ from kit import (
     state,
 )
 
-from reconciler.policy import Answer, FeedView, Heard, Row, Witness, decide
+from reconciler.policy import FeedView, Heard, Row, Witness, decide
+from webhooks.event import Answer
 
 KEY = "order:1"
 HOUR = timedelta(hours=1)

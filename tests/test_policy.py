@@ -15,7 +15,6 @@ from reconciler.policy import (
     SOONEST_LOOK,
     WINDOW_MARGIN,
     Action,
-    Answer,
     FeedView,
     Heard,
     Row,
@@ -24,6 +23,7 @@ from reconciler.policy import (
     Witness,
     decide,
 )
+from webhooks.event import Answer
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

@@ -15,6 +15,7 @@ from typing import Final
 from aiohttp import HttpVersion11, hdrs, web
 
 from webhooks.inbox import Stored
+from webhooks.provider import Handshake
 
 _JSON: Final[dict[str, str]] = {hdrs.CONTENT_TYPE: "application/json"}
 _PROBLEM: Final[dict[str, str]] = {hdrs.CONTENT_TYPE: "application/problem+json"}
@@ -56,6 +57,11 @@ def _head(second: int) -> bytes:
 def ok() -> web.Response:
     """Say that all is well."""
     return web.Response(body=b'{"status": "ok"}', headers=_JSON)
+
+
+def handshake(answer: Handshake) -> web.Response:
+    """Say what the provider wants to hear."""
+    return web.Response(body=answer.body, headers=answer.headers)
 
 
 def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> web.Response:

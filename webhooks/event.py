@@ -56,6 +56,16 @@ class Testimony(StrEnum):
     NONE = "none"
 
 
+class Answer(StrEnum):
+    """What a witness says of one send."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    ABSENT = "absent"
+    SILENT = "silent"
+    """The witness can't tell. Never a reason to release."""
+
+
 class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One thing a provider said about one message and one recipient.
 

@@ -36,6 +36,18 @@ class Feed:
     topics: tuple[str, ...] = ()
     certificates: str | None = None
     """Folder of pinned SNS signing certificates (SES only)."""
+    api_key: str = field(default="", repr=False)
+    api_secret: str = field(default="", repr=False)
+    """The second half of a credential that has two."""
+    api_url: str | None = None
+    """Where the provider's API is, without a slash at the end; None: its usual place."""
+    api_scope: str = ""
+    """The part of the account that is asked: a domain, a message stream, a project, as the provider's facts say."""
+    queue_url: str | None = None
+    region: str | None = None
+    """AWS region; None: taken from the topic or queue."""
+    endpoint_url: str | None = None
+    """Where AWS is, for one that is not Amazon's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,14 @@ Verdict = Verified | Refused | Later
 
 
 @dataclass(frozen=True, slots=True)
+class Handshake:
+    """What a provider wants to hear to a handshake, with status 200, instead of the usual answer."""
+
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Parsed:
     """What one delivery holds. A control message (ping, validation sentence) has no events and names itself."""
 
@@ -74,6 +94,7 @@ class Parsed:
     """A short stable word for a message that is no event (`ping`, `subscription_confirmation`, `topic_validation`)."""
     confirm_url: str | None = None
     """A URL that the receiver must GET once to complete a handshake; already checked by `verify`."""
+    answer: Handshake | None = None
     anomalies: Mapping[str, int] = field(default_factory=dict)
     """Oddities that are counted, by a short stable word (`duplicate_keys`, `damaged`)."""
 
@@ -104,6 +125,11 @@ class Stamp:
     """HTTP request headers (native idempotency key)."""
     smtp_headers: Mapping[str, str] = field(default_factory=dict)
     """Message headers for submission by SMTP."""
+    message_id: str | None = None
+    """An id that we choose and that comes back as its events' message id: the claim's `known_message_id`."""
+
+
+FindsBy = Literal["key", "recipient", "id", "nothing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +164,22 @@ class Facts:
     """The answer that makes this provider deliver again when we can't store."""
     refused_status: int = 401
     """The answer to a delivery with a missing or wrong signature."""
+    methods: tuple[str, ...] = ("POST",)
+    """How it delivers, and shakes hands where a handshake is more than a HEAD or GET."""
+    fills_queues: bool = False
+    """True where it puts events on SQS by itself, so that the queue's policy proves whose they are."""
+    native_key: str = "none found"
+    """Its idempotency key: where it goes, how long it is kept, what a replay and a "duplicate" answer prove."""
+    finds_by: FindsBy = "nothing"
+    """How its API finds a send: exactly by our `key`, by `recipient` and time (then compared), by a known `id`."""
+    lists: bool = False
+    """Whether its API lists all events of a span of time, so that a back-fill is possible."""
+    settles_after: timedelta = timedelta(minutes=15)
+    """How long after `submit_by` its API may not yet show a send, so that not finding it means nothing."""
+    setup: tuple[str, ...] = ()
+    """What to do at the provider, step by step, for `reconciler endpoints show`; `{url}` is the endpoint."""
+    echoes_key: bool = True
+    """Whether our key comes back at all; where not, events are matched by message id."""
     key_is_echoed_in: str = "every event"
     first_event_is_delivery: bool = False
     """True where no event comes before the recipient's server answered, so that absence means less."""

@@ -37,10 +37,14 @@ from webhooks.provider import (
 from webhooks.quiet import Quiet, UnreadableRequests
 from webhooks.registry import PROVIDERS
 
+Take = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
 _log: Final = structlog.get_logger()
 _NOTHING: Final = Stored(0, 0)
 
-METHODS: Final[dict[str, str]] = {hdrs.ALLOW: "GET,HEAD,POST"}
+PROBES: Final = (hdrs.METH_GET, hdrs.METH_HEAD)
+"""By these some providers ask whether the endpoint is there."""
+
 LINGER_SECONDS: Final = 2.0
 """How long a refused request is read to its end, so that its sender sees the answer rather than a reset."""
 
@@ -84,9 +88,13 @@ class Receiver:
         self._retry_after = limits.retry_after
         self._quiet = Quiet()
 
-    def endpoints(self) -> dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
-        """Return what takes the deliveries of each feed, by its path."""
-        return {f"/webhooks/{name}": partial(self.take, name) for name in self._feeds}
+    def endpoints(self) -> dict[tuple[str, str], Take]:
+        """Return what takes the deliveries of each feed, by method and path."""
+        return {
+            (method, f"/webhooks/{name}"): partial(self.take, name)
+            for name, (_, provider) in self._feeds.items()
+            for method in provider.facts.methods
+        }
 
     async def take(self, name: str, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a provider's delivery to a configured feed. Never raises for what the request holds."""
@@ -101,16 +109,18 @@ class Receiver:
         except NotStored as error:
             return self._put_off(feed, provider, str(error))
 
-    async def probe(self, _request: web.Request) -> web.Response:
-        """Answer HEAD and GET, by which some providers ask whether the endpoint is there."""
-        return answers.ok()
+    async def other(self, request: web.Request) -> web.Response:
+        """Answer what is no delivery: a probe, a method that this provider doesn't use, a feed that nobody knows."""
+        if (found := self._feeds.get(request.match_info["feed"])) is None:
+            return self._unknown()
+        if request.method in PROBES:
+            return answers.ok()
+        allowed = sorted({*PROBES, *found[1].facts.methods})
+        return answers.problem(
+            405, f"deliver by {' or '.join(found[1].facts.methods)}", {hdrs.ALLOW: ",".join(allowed)}
+        )
 
-    async def other(self, _request: web.Request) -> web.Response:
-        """Answer any other method."""
-        return answers.problem(405, "POST deliveries here", METHODS)
-
-    async def unknown(self, _request: web.Request) -> web.Response:
-        """Answer whatever comes to a feed that is not configured."""
+    def _unknown(self) -> web.Response:
         metrics.delivery(metrics.UNKNOWN_FEED, "refused:unknown_feed").inc()
         return answers.problem(404, "no such feed")
 
@@ -134,7 +144,8 @@ class Receiver:
         except BadPayload as error:
             self._note_refused(feed, "format", str(error))
             return answers.problem(400, str(error))
-        return answers.stored(await self._store(feed, parsed), request)
+        stored = await self._store(feed, parsed)
+        return answers.handshake(parsed.answer) if parsed.answer else answers.stored(stored, request)
 
     async def _verdict(self, delivery: Delivery, feed: Feed, provider: Provider) -> Verdict:
         try:
@@ -229,11 +240,9 @@ def add_receiver(
     """Let an application take deliveries at `/webhooks/{feed}`; run it with `make_runner`."""
     receiver = Receiver(feeds, inbox, fetch, clock, counters, limits or Limits(), providers)
     app[RECEIVER] = receiver
-    for path, take in receiver.endpoints().items():
-        app.router.add_post(path, take)
-        app.router.add_get(path, receiver.probe, allow_head=True)
-        app.router.add_route("*", path, receiver.other)
-    app.router.add_route("*", "/webhooks/{feed}", receiver.unknown)
+    for (method, path), take in receiver.endpoints().items():
+        app.router.add_route(method, path, take)
+    app.router.add_route("*", "/webhooks/{feed}", receiver.other)
 
 
 def make_runner(app: web.Application, shutdown_seconds: float = 60.0) -> web.AppRunner:
@@ -266,9 +275,7 @@ class _Runner(web.AppRunner):
         endpoints, routed = receiver.endpoints(), server.request_handler
 
         def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
-            take = endpoints.get(request.path)
-            if take is None or request.method != hdrs.METH_POST or hdrs.EXPECT in request.headers:
-                return routed(request)
-            return take(request)
+            take = endpoints.get((request.method, request.path))
+            return routed(request) if take is None or hdrs.EXPECT in request.headers else take(request)
 
         server.request_handler = handle
