@@ -23,6 +23,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 import structlog
+from aws_server import aws, moto_url  # noqa: F401 - fixtures
 from places import PREFIX, parent_folder
 
 from reconciler.binaries import accounts

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients of AWS for a feed or the archive: SQS, SES, SNS, S3. Needs the extra `aws`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from webhooks.asking import ApiError
+from webhooks.provider import Feed
+
+CALL_SECONDS: Final = 30
+"""Longest wait for an answer. A long poll of SQS takes 20."""
+
+_REGION: Final = re.compile(r"arn:aws[a-z-]*:[a-z]+:([a-z0-9-]+):|https?://sqs\.([a-z0-9-]+)\.")
+_FALLBACK_REGION: Final = "us-east-1"
+
+
+def region_of(feed: Feed) -> str:
+    """Return the feed's AWS region: the one that is set, else that of its queue or first topic."""
+    places = (feed.queue_url or "", *feed.topics[:1])
+    found = next(filter(None, map(_REGION.match, places)), None)
+    return feed.region or (found and (found[1] or found[2])) or _FALLBACK_REGION
+
+
+@asynccontextmanager
+async def open_client(service: str, region: str, endpoint_url: str | None) -> AsyncIterator[Any]:
+    """Yield a client; credentials come from where AWS's own tools look for them, and are renewed by themselves.
+
+    Raises ApiError where the extra is not installed or there are no credentials.
+    """
+    try:
+        from aiobotocore.config import AioConfig  # noqa: PLC0415 - an extra, and slow to import
+        from aiobotocore.session import get_session  # noqa: PLC0415
+    except ImportError:
+        raise ApiError("unconfigured", "AWS needs an extra: pip install 'esp-reconciler[aws]'") from None
+    config = AioConfig(
+        connect_timeout=5, read_timeout=CALL_SECONDS, retries={"mode": "standard", "total_max_attempts": 3}
+    )
+    async with get_session().create_client(
+        service, region_name=region, endpoint_url=endpoint_url, config=config
+    ) as client:
+        yield client
+
+
+def aws_failure(error: Exception) -> ApiError:
+    """Return what an exception of a client means for a person, without its text, which may quote a message."""
+    from botocore.exceptions import (  # noqa: PLC0415
+        ClientError,
+        EndpointConnectionError,
+        NoCredentialsError,
+        PartialCredentialsError,
+    )
+
+    match error:
+        case ApiError():
+            return error
+        case NoCredentialsError() | PartialCredentialsError():
+            return ApiError(
+                "unconfigured", "no AWS credentials were found: set AWS_ACCESS_KEY_ID or give the host a role"
+            )
+        case ClientError():
+            return _answered(error.response)
+        case EndpointConnectionError():
+            return ApiError("unreachable", "no connection to AWS: check region and endpoint_url, and the network")
+    return ApiError("unreachable", f"AWS did not answer ({type(error).__name__}): check region, endpoint_url, network")
+
+
+_DENIED: Final = ("AccessDenied", "AccessDeniedException", "AuthorizationError", "AuthFailure")
+_STALE: Final = ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException")
+_MISSING: Final = (
+    "NoSuchBucket",
+    "NonExistentQueue",
+    "QueueDoesNotExist",
+    "NotFound",
+    "NotFoundException",
+    "NoSuchKey",
+)
+
+
+def _answered(response: Any) -> ApiError:
+    code = str(response.get("Error", {}).get("Code", "")).rpartition(".")[2]
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if code in _DENIED or status == 403:  # noqa: PLR2004
+        return ApiError("forbidden", f"AWS refused it ({code}): give this role the right")
+    if code in _STALE:
+        return ApiError("unauthorized", f"AWS refused the credentials ({code}): renew them, or check the region")
+    if code in _MISSING or status == 404:  # noqa: PLR2004
+        return ApiError("not_found", f"AWS knows no such place ({code}): check its name, region and account")
+    return ApiError("server_error" if status >= 500 else "refused", f"AWS answered {code or status}")  # noqa: PLR2004
