@@ -58,9 +58,7 @@ def aws_failure(error: Exception) -> ApiError:
         case ApiError():
             return error
         case NoCredentialsError() | PartialCredentialsError():
-            return ApiError(
-                "unconfigured", "no AWS credentials were found: set AWS_ACCESS_KEY_ID or give the host a role"
-            )
+            return ApiError("unconfigured", "no AWS credentials found: set AWS_ACCESS_KEY_ID, or give the host a role")
         case ClientError():
             return _answered(error.response)
         case EndpointConnectionError():
