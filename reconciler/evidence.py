@@ -37,7 +37,7 @@ WITH page AS MATERIALIZED (
     ORDER BY next_check_at, wire_key
     LIMIT 5000
 ), heard AS (
-    SELECT p.*, e.message_id, e.best, e.words,
+    SELECT p.*, e.message_id, e.best, e.words, CASE WHEN e.asked THEN 'look-up' ELSE 'feed' END AS source,
            coalesce(e.accepted, false) OR by_id.said IS NOT DISTINCT FROM 'accepted' AS accepted,
            coalesce(e.rejected, false) OR by_id.said IS NOT DISTINCT FROM 'rejected' AS rejected
     FROM page p
@@ -46,7 +46,7 @@ WITH page AS MATERIALIZED (
                min(message_id) FILTER (WHERE testimony = 'accepted' AND message_id NOT LIKE '~%') AS message_id,
                max(ARRAY[delivery_rank(kind), extract(epoch FROM coalesce(occurred_at, received_at))]::float8[])
                    AS best,
-               min(reason) FILTER (WHERE testimony = 'rejected') AS words
+               min(reason) FILTER (WHERE testimony = 'rejected') AS words, bool_and(source = 'look-up') AS asked
         FROM provider_event WHERE wire_key = ANY (ARRAY(SELECT wire_key FROM page ORDER BY wire_key))
         GROUP BY wire_key
     ) AS e ON e.wire_key = p.wire_key
@@ -59,7 +59,7 @@ WITH page AS MATERIALIZED (
         state = CASE WHEN h.accepted THEN 'sent' ELSE 'failed' END,
         sent_at = CASE WHEN h.accepted THEN clock_timestamp() END,
         failed_at = CASE WHEN NOT h.accepted THEN clock_timestamp() END,
-        verdict_source = 'feed', verdict_reason = CASE WHEN h.accepted THEN 'accepted' ELSE 'rejected' END,
+        verdict_source = h.source, verdict_reason = CASE WHEN h.accepted THEN 'accepted' ELSE 'rejected' END,
         provider_message_id = coalesce(s.provider_message_id, h.message_id),
         delivery = delivery_name(h.best[1]::int),
         delivery_at = CASE WHEN h.best[1] > 0 THEN to_timestamp(h.best[2]) END,
@@ -67,12 +67,12 @@ WITH page AS MATERIALIZED (
         held_reason = NULL, held_since = NULL, updated_at = clock_timestamp()
     FROM (SELECT * FROM heard WHERE accepted OR rejected AND (state = 'pending' OR reached <= 1) ORDER BY wire_key) AS h
     WHERE s.wire_key = h.wire_key AND s.state = h.state AND s.fence IS NOT DISTINCT FROM h.fence
-    RETURNING s.wire_key, s.attempt, s.fence, s.state, s.verdict_reason, s.feed, s.claimed_at, s.submit_by,
-              s.provider_message_id, CASE WHEN NOT h.accepted THEN h.words END AS words
+    RETURNING s.wire_key, s.attempt, s.fence, s.state, s.verdict_reason, s.verdict_source, s.feed, s.claimed_at,
+              s.submit_by, s.provider_message_id, CASE WHEN NOT h.accepted THEN h.words END AS words
 ), noted AS (
     INSERT INTO verdict (wire_key, attempt, fence, pass, action, reason, source, who, feed, claimed_at, submit_by,
                          message_id, note)
-    SELECT wire_key, attempt, fence, $5, state, verdict_reason, 'feed', $6, feed, claimed_at, submit_by,
+    SELECT wire_key, attempt, fence, $5, state, verdict_reason, verdict_source, $6, feed, claimed_at, submit_by,
            provider_message_id, words
     FROM moved
 )
@@ -105,17 +105,21 @@ WITH page AS MATERIALIZED (
        OR EXISTS (SELECT FROM provider_event e WHERE e.wire_key = p.wire_key AND e.testimony = 'accepted')
 ), moved AS (
     UPDATE send_log s SET state = 'sent', sent_at = clock_timestamp(), failed_at = NULL,
-        verdict_source = 'feed', verdict_reason = 'accepted',
+        verdict_source = h.source, verdict_reason = 'accepted',
         delivery = delivery_name(h.best[1]::int),
         delivery_at = CASE WHEN h.best[1] > 0 THEN to_timestamp(h.best[2]) END, updated_at = clock_timestamp()
-    FROM (SELECT wire_key, heard.failed_at, send_outcome(l) AS best FROM heard JOIN send_log l USING (wire_key)
+    FROM (SELECT wire_key, heard.failed_at, send_outcome(l) AS best,
+                 CASE WHEN (SELECT bool_and(e.source = 'look-up') FROM provider_event e WHERE e.wire_key = l.wire_key)
+                     THEN 'look-up' ELSE 'feed' END AS source
+          FROM heard JOIN send_log l USING (wire_key)
           WHERE said = 'accepted' ORDER BY wire_key) AS h
     WHERE s.wire_key = h.wire_key AND s.state = 'failed' AND s.failed_at = h.failed_at
-    RETURNING s.wire_key, s.attempt, s.fence, s.feed, s.claimed_at, s.submit_by, s.provider_message_id
+    RETURNING s.wire_key, s.attempt, s.fence, s.verdict_source, s.feed, s.claimed_at, s.submit_by,
+              s.provider_message_id
 ), noted AS (
     INSERT INTO verdict (wire_key, attempt, fence, pass, action, reason, source, who, feed, claimed_at, submit_by,
                          message_id, note)
-    SELECT wire_key, attempt, fence, $5, 'sent', 'accepted', 'feed', $6, feed, claimed_at, submit_by,
+    SELECT wire_key, attempt, fence, $5, 'sent', 'accepted', verdict_source, $6, feed, claimed_at, submit_by,
            provider_message_id, 'late evidence: the row had failed'
     FROM moved
 )

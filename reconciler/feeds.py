@@ -14,7 +14,8 @@ ALL_FEEDS: Final = "*"
 FEED_HEALTH: Final = """
 SELECT asked.feed, send_hold(asked.feed) AS hold,
        d.stored_at IS NOT NULL AND (d.refused_at IS NULL OR d.stored_at > d.refused_at) AS newest_was_stored,
-       d.stored_at IS NOT NULL OR d.refused_at IS NOT NULL AS delivered
+       d.stored_at IS NOT NULL OR d.refused_at IS NOT NULL AS delivered,
+       EXISTS (SELECT FROM feed_state s WHERE s.feed = asked.feed AND s.filling_until > clock_timestamp()) AS filling
 FROM unnest($1::text[]) AS asked(feed)
 CROSS JOIN LATERAL (
     SELECT max(last_at) FILTER (WHERE outcome = 'stored') AS stored_at,
@@ -34,12 +35,16 @@ class Health:
     """True if anything arrived within a day, stored or refused."""
     newest_was_stored: bool = False
     """False too where the newest delivery was refused (a rotated secret): such a feed can't speak of absence."""
+    filling: bool = False
+    """True while a replay or back-fill of the feed runs: what it will bring is not known yet."""
 
 
 async def feed_health(connection: Connection, feeds: set[str]) -> dict[str, Health]:
     """Return how the given feeds stand."""
     rows = await connection.fetch(FEED_HEALTH, sorted(feeds))
-    return {row["feed"]: Health(row["hold"], row["delivered"], row["newest_was_stored"]) for row in rows}
+    return {
+        row["feed"]: Health(row["hold"], row["delivered"], row["newest_was_stored"], row["filling"]) for row in rows
+    }
 
 
 # The pause is committed first, so that it works at once; then whoever pauses waits for every release under way (they

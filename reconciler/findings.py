@@ -129,6 +129,21 @@ def _judge_feed(feed: FeedStatus) -> Iterator[Finding]:
             name,
             needs_person=hold != "paused",
         )
+    if feed.endpoint_finding:
+        yield Finding(
+            "endpoint",
+            f"the webhook at the provider is not as it should be: {feed.endpoint_finding}",
+            f"reconciler endpoints check --feed {feed.feed}, then reconciler endpoints apply --feed {feed.feed}",
+            feed.feed,
+        )
+    if feed.filling:
+        yield Finding(
+            "filling",
+            "a replay or back-fill is running, so its silence proves nothing",
+            "wait for its end; it holds for a minute after a run that was killed",
+            feed.feed,
+            needs_person=False,
+        )
     if feed.refused_at and (feed.stored_at is None or feed.refused_at > feed.stored_at):
         yield Finding(
             "refused",

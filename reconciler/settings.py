@@ -29,6 +29,7 @@ from reconciler.settings_values import (
     Number,
     OneOrMany,
     RelativePath,
+    S3Url,
     Secret,
     Size,
     Tolerance,
@@ -159,6 +160,21 @@ class ReconcileSettings(_Section):
     every: Duration = Field(default=timedelta(seconds=15), gt=timedelta(0))
 
 
+class ArchiveSettings(_Section):
+    """Where raw deliveries are kept, if anywhere."""
+
+    url: S3Url | None = None
+    """`s3://bucket/prefix`; none: nothing is archived."""
+    region: str | None = None
+    endpoint_url: HttpUrl | None = None
+    every: Duration = Field(default=timedelta(seconds=60), gt=timedelta(0))
+    """How long deliveries are collected before they go to S3 as one file."""
+    spool: RelativePath | None = None
+    """Where they wait for S3; without it, `archive` in `database.data_dir`."""
+    spool_max: Size = Field(default=1_000_000_000, ge=1000)
+    """Bytes that may wait there while S3 is away; then the oldest file is dropped, and counted."""
+
+
 class LogSettings(_Section):
     """What is logged, and how. `auto`: for people on a terminal, else JSON."""
 
@@ -183,6 +199,7 @@ class Settings(_Section, BaseSettings):
     rules: RuleSettings = RuleSettings()
     classes: dict[str, ClassSettings] = Field(default_factory=dict)
     reconcile: ReconcileSettings = ReconcileSettings()
+    archive: ArchiveSettings = ArchiveSettings()
     log: LogSettings = LogSettings()
 
     @classmethod
@@ -216,12 +233,13 @@ class Settings(_Section, BaseSettings):
         """Return a feed as its provider's file needs it. The provider's default tolerance holds where none is set."""
         feed = self.feeds[name]
         tolerance = default_tolerance if feed.tolerance is None else feed.tolerance
+        url = self.endpoint_url(name)
         return Feed(
             name=name,
             provider=feed.provider,
             secrets=feed.secrets,
             tolerance=None if tolerance == "off" else tolerance,
-            signed_url=feed.signed_url,
+            signed_url=feed.signed_url or url,
             topics=feed.topics,
             certificates=str(feed.certificates) if feed.certificates else None,
             api_key=feed.api_key,
@@ -232,6 +250,10 @@ class Settings(_Section, BaseSettings):
             region=feed.region,
             endpoint_url=feed.endpoint_url,
         )
+
+    def endpoint_url(self, feed: str) -> str | None:
+        """Return what a feed's provider has to post to; None where `receiver.public_url` is not set."""
+        return f"{self.receiver.public_url}/webhooks/{feed}" if self.receiver.public_url else None
 
     def masked(self) -> dict[str, Any]:
         """Return all settings as one may show them: secrets and passwords as `***`, durations as people write them."""

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainValidator, Validation
 from pydantic_settings import PydanticBaseSettingsSource
 
 from reconciler.units import parse_duration, parse_size
+from webhooks.aws import s3_place
 from webhooks.provider import ChecksSettings, Provider
 
 MASK: Final = "***"
@@ -139,6 +140,11 @@ def _http_url(url: str) -> str:
     return url
 
 
+def _s3_url(url: str) -> str:
+    s3_place(url, None, None)
+    return url
+
+
 def _path(value: object) -> object:
     if not isinstance(value, str):
         return value
@@ -190,4 +196,5 @@ FeedSecret = Annotated[Secret, AfterValidator(_feed_secret)]
 Topic = Annotated[str, AfterValidator(_topic)]
 DatabaseUrl = Annotated[Secret, AfterValidator(_database_url)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+S3Url = Annotated[str, AfterValidator(_s3_url)]
 RelativePath = Annotated[Path, BeforeValidator(_path)]

@@ -54,6 +54,10 @@ class FeedStatus:
     hold_reason: str | None
     sends_unheard: bool
     """Sends of the last day were answered an hour ago or more, and yet nothing was delivered in that day."""
+    endpoint_finding: str | None
+    """What the daily look at the webhook found at the provider; None: all is well, or nobody looked."""
+    filling: bool
+    """A replay or back-fill of it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,7 @@ SELECT asked.feed, stored.last_at AS stored_at, refused.last_at AS refused_at,
        array_remove(ARRAY[CASE WHEN s.paused_at IS NOT NULL THEN 'paused' END,
                           CASE WHEN s.breaker_at IS NOT NULL THEN 'breaker' END,
                           CASE WHEN s.suspect_at IS NOT NULL THEN 'suspect' END], NULL) AS holds,
-       s.reason AS hold_reason,
+       s.reason AS hold_reason, s.endpoint_finding, coalesce(s.filling_until > $2::timestamptz, false) AS filling,
        coalesce(stored.last_at <= $2::timestamptz - interval '1 day', true) AND EXISTS (
            SELECT FROM send_log c WHERE c.feed = asked.feed AND c.answered_at IS NOT NULL AND c.attempt = 1
               AND c.first_claimed_at > $2::timestamptz - interval '1 day'

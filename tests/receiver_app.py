@@ -25,7 +25,7 @@ from webhooks.event import Event, Kind, Testimony
 from webhooks.inbox import Inbox
 from webhooks.payload import load_object, split
 from webhooks.provider import BadPayload, Delivery, Facts, Feed, Fetch, FetchError, Parsed, Refused, Verified
-from webhooks.receiver import RECEIVER, Limits, Receiver, add_receiver, make_runner
+from webhooks.receiver import RECEIVER, Keep, Limits, Receiver, add_receiver, make_runner
 from webhooks.registry import PROVIDERS
 from webhooks.signature import hmac_sha256, same
 
@@ -150,6 +150,7 @@ async def running(
     limits: Limits | None = None,
     plain: Plain | None = None,
     inbox: Inbox | None = None,
+    keep: Keep | None = None,
 ) -> AsyncIterator[Running]:
     """Run the receiver over the pool `db`; its clock stands still at `now`."""
     inbox = inbox or Inbox()
@@ -158,7 +159,7 @@ async def running(
     providers = {**PROVIDERS, "plain": plain or Plain()}
     app = web.Application()
     by_name = {feed.name: feed for feed in feeds}
-    add_receiver(app, by_name, inbox, fetch, lambda: now, counters, limits, providers)
+    add_receiver(app, by_name, inbox, fetch, lambda: now, counters, limits, providers, keep)
     runner = make_runner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

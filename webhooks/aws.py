@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from webhooks.asking import ApiError
@@ -16,6 +17,25 @@ CALL_SECONDS: Final = 30
 
 _REGION: Final = re.compile(r"arn:aws[a-z-]*:[a-z]+:([a-z0-9-]+):|https?://sqs\.([a-z0-9-]+)\.")
 _FALLBACK_REGION: Final = "us-east-1"
+_S3_URL: Final = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in S3 the archive is."""
+
+    bucket: str
+    prefix: str
+    region: str
+    endpoint_url: str | None = None
+
+
+def s3_place(url: str, region: str | None, endpoint_url: str | None) -> Place:
+    """Return the place that `s3://bucket/prefix` names. Raises ValueError."""
+    found = _S3_URL.fullmatch(url)
+    if not found:
+        raise ValueError("is no place in S3: write s3://bucket/prefix")
+    return Place(found[1], (found[2] or "").strip("/"), region or _FALLBACK_REGION, endpoint_url)
 
 
 def region_of(feed: Feed) -> str:
@@ -29,20 +49,24 @@ def region_of(feed: Feed) -> str:
 async def open_client(service: str, region: str, endpoint_url: str | None) -> AsyncIterator[Any]:
     """Yield a client; credentials come from where AWS's own tools look for them, and are renewed by themselves.
 
-    Raises ApiError where the extra is not installed or there are no credentials.
+    Raises ApiError where the extra is not installed, and for whatever AWS refuses or fails at meanwhile.
     """
     try:
         from aiobotocore.config import AioConfig  # noqa: PLC0415 - an extra, and slow to import
         from aiobotocore.session import get_session  # noqa: PLC0415
+        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
     except ImportError:
         raise ApiError("unconfigured", "AWS needs an extra: pip install 'esp-reconciler[aws]'") from None
     config = AioConfig(
         connect_timeout=5, read_timeout=CALL_SECONDS, retries={"mode": "standard", "total_max_attempts": 3}
     )
-    async with get_session().create_client(
-        service, region_name=region, endpoint_url=endpoint_url, config=config
-    ) as client:
-        yield client
+    try:
+        async with get_session().create_client(
+            service, region_name=region, endpoint_url=endpoint_url, config=config
+        ) as client:
+            yield client
+    except (BotoCoreError, ClientError) as error:
+        raise aws_failure(error) from error
 
 
 def aws_failure(error: Exception) -> ApiError:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from msgspec.structs import replace
+
 from webhooks.asking import Api, ApiError, Query, Searches
 from webhooks.event import Answer, Event, Testimony, normal_recipient, wire_key
 from webhooks.provider import Feed, Provider
@@ -103,10 +105,10 @@ async def _absence(
 
 
 async def _search(provider: Provider, feed: Feed, api: Api, sought: Sought, namespace: str) -> list[Event]:
-    """Return the events about the send, to the end of the range; an API's filter is never taken at its word."""
+    """Return the events about the send, which then bear its key; an API's filter is never taken at its word."""
     assert isinstance(provider, Searches)  # noqa: S101 - `_objection` said so
     found = provider.search(sought.query(), feed, api)
-    return [event async for event in found if is_about(event, sought, namespace)]
+    return [replace(event, send_key=sought.wire_key) async for event in found if is_about(event, sought, namespace)]
 
 
 def is_about(event: Event, sought: Sought, namespace: str = "") -> bool:

@@ -18,6 +18,11 @@ EVENTS: Final = Counter(
     "reconciler_events", "Events of verified deliveries; repeated ones were stored before.", ["feed", "result"]
 )
 ANOMALIES: Final = Counter("reconciler_anomalies", "Oddities in verified deliveries.", ["feed", "what"])
+QUEUE_MESSAGES: Final = Counter(
+    "reconciler_queue_messages",
+    "Messages of queues: deleted, not_deleted (they come again), left (so do these).",
+    ["feed", "result"],
+)
 COMMIT_SECONDS: Final = Histogram(
     "reconciler_inbox_commit_seconds",
     "Time of one batch from statement to commit.",
@@ -29,8 +34,12 @@ RETRIES: Final = Counter("reconciler_inbox_retries", "Batches that were tried ag
 REDUCED: Final = Counter(
     "reconciler_inbox_reduced_events", "Events refused by the database as they were: raw bytes and testimony are kept."
 )
+ARCHIVE_DROPPED: Final = Counter(
+    "reconciler_archive_dropped", "Deliveries or files that the archive lost to its limits; their events are stored."
+)
 
 # A child is looked up once: `labels` costs more than counting.
 delivery = cache(DELIVERIES.labels)
 events = cache(EVENTS.labels)
 anomaly = cache(ANOMALIES.labels)
+queue_messages = cache(QUEUE_MESSAGES.labels)

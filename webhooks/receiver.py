@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from traceback import extract_tb
 from typing import Final
@@ -38,6 +39,7 @@ from webhooks.quiet import Quiet, UnreadableRequests
 from webhooks.registry import PROVIDERS
 
 Take = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Keep = Callable[[Feed, Delivery, datetime], None]
 
 _log: Final = structlog.get_logger()
 _NOTHING: Final = Stored(0, 0)
@@ -80,10 +82,12 @@ class Receiver:
         counters: Counters,
         limits: Limits,
         providers: Mapping[str, Provider],
+        keep: Keep | None,
     ) -> None:
         self.draining = False
         self._feeds = {name: (feed, providers[feed.provider]) for name, feed in feeds.items()}
         self._inbox, self._fetch, self._clock, self._counters = inbox, fetch, clock, counters
+        self._keep = keep
         self._bodies = BodyReader(limits.max_body, limits.body_seconds)
         self._retry_after = limits.retry_after
         self._quiet = Quiet()
@@ -145,6 +149,8 @@ class Receiver:
             self._note_refused(feed, "format", str(error))
             return answers.problem(400, str(error))
         stored = await self._store(feed, parsed)
+        if self._keep:
+            self._keep(feed, delivery, self._clock())
         return answers.handshake(parsed.answer) if parsed.answer else answers.stored(stored, request)
 
     async def _verdict(self, delivery: Delivery, feed: Feed, provider: Provider) -> Verdict:
@@ -236,9 +242,13 @@ def add_receiver(
     counters: Counters,
     limits: Limits | None = None,
     providers: Mapping[str, Provider] = PROVIDERS,
+    keep: Keep | None = None,
 ) -> None:
-    """Let an application take deliveries at `/webhooks/{feed}`; run it with `make_runner`."""
-    receiver = Receiver(feeds, inbox, fetch, clock, counters, limits or Limits(), providers)
+    """Let an application take deliveries at `/webhooks/{feed}`; run it with `make_runner`.
+
+    `keep` is called with each delivery whose events are stored, and must not wait (an archive).
+    """
+    receiver = Receiver(feeds, inbox, fetch, clock, counters, limits or Limits(), providers, keep)
     app[RECEIVER] = receiver
     for (method, path), take in receiver.endpoints().items():
         app.router.add_route(method, path, take)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from reconciler.cli import database, inspect, operate, reconcile, serve, trigger
+from reconciler.cli import database, endpoints, inspect, operate, reconcile, roads, selftest, serve, trigger
 from reconciler.cli.root import cli
 
 __all__ = ["cli"]
@@ -18,6 +18,11 @@ for command in (
     operate.fail,
     operate.pause,
     operate.resume,
+    roads.lookup,
+    roads.replay,
+    roads.backfill,
+    endpoints.endpoints,
+    selftest.selftest,
     trigger.trigger,
     database.migrate,
     database.psql,

@@ -187,6 +187,7 @@ def _errors_as_lines() -> Iterator[None]:
         raise Failed(f"{place}{error.strerror or error}") from None
     except Exception as error:
         _explain_database_error(error)
+        _explain_api_error(error)
         raise
 
 
@@ -203,6 +204,13 @@ def _explain_database_error(error: Exception) -> None:
         _fail(f"the database says: {error}")
     if isinstance(error, asyncpg.InterfaceError):
         _fail(f"the connection to the database broke: {error}")
+
+
+def _explain_api_error(error: Exception) -> None:
+    """Raise Failed for what a provider's API did; return for anything else."""
+    asking = sys.modules.get("webhooks.asking")
+    if asking is not None and isinstance(error, asking.ApiError):
+        _fail(str(error))
 
 
 def _fail(text: str) -> NoReturn:

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`reconciler endpoints show|check|apply`: the webhook at the provider's side."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, Root, feed_text, json_option, unknown
+from reconciler.cli.text import say, say_json
+from reconciler.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from reconciler.endpoints import Endpoint
+    from webhooks.asking import Change
+    from webhooks.provider import Feed
+
+UNKNOWN_URL: Final = "<receiver.public_url>/webhooks/{feed}"
+feed_option = click.option("--feed", metavar="FEED", callback=feed_text, help="Only this feed. Default: all.")
+
+
+@click.group(cls=Root)
+def endpoints() -> None:
+    """Show, check or set up the webhooks at the providers."""
+
+
+@endpoints.command(cls=Command, epilog="Example: reconciler endpoints show --feed sendgrid-main")
+@feed_option
+@json_option
+@click.pass_obj
+def show(app: App, feed: str | None, as_json: bool) -> None:
+    """Say what to enter where: URL, events, authentication, and what makes our key come back."""
+    from webhooks.registry import PROVIDERS
+
+    steps = {}
+    for name, one in _feeds(app, feed).items():
+        url = app.settings.endpoint_url(name) or UNKNOWN_URL.format(feed=name)
+        facts = PROVIDERS[one.provider].facts
+        texts = [step.replace("{url}", url).replace("<name>", name) for step in facts.setup]
+        steps[name] = {"provider": facts.title, "url": url, "steps": texts, "registration": facts.registration}
+    if as_json:
+        say_json(steps)
+        return
+    for name, shown in steps.items():
+        say(f"{name}: {shown['provider']}")
+        for number, step in enumerate(shown["steps"], 1):
+            say(f"  {number}. {step}")
+        say(f"  By its API: {shown['registration']}")
+        say()
+
+
+def _feeds(app: App, feed: str | None) -> Mapping[str, Feed]:
+    from reconciler import composition
+
+    feeds = composition.feeds(app.settings)
+    if feed is not None and feed not in feeds:
+        raise unknown("feed", feed, feeds, "no feeds are configured: see --config")
+    if not feeds:
+        raise UserError("no feeds are configured: see --config")
+    return {name: one for name, one in feeds.items() if feed in (None, name)}
+
+
+@endpoints.command(cls=Command, epilog="Example: reconciler endpoints check")
+@feed_option
+@json_option
+@click.pass_obj
+def check(app: App, feed: str | None, as_json: bool) -> None:
+    """Ask the providers whether the webhooks are as they should be. Needs each feed's api_key.
+
+    Exits with 3 where something has to be changed, or could not be looked at. The daemon does the same once a day,
+    since providers switch off webhooks that fail; reconciler status shows what it found.
+    """
+    from reconciler.endpoints import finding_of
+
+    found = asyncio.run(_looked(app, feed))
+    findings = {one.feed: finding_of(one) for one in found}
+    if as_json:
+        say_json(findings)
+    else:
+        for name, finding in findings.items():
+            say(f"{name}: {finding or 'as it should be'}")
+    if any(findings.values()):
+        raise click.exceptions.Exit(NEEDS_A_PERSON)
+
+
+@endpoints.command(cls=Command, epilog="Example: reconciler endpoints apply --feed postmark-main --dry-run")
+@feed_option
+@click.option("--dry-run", is_flag=True, help="Say what would be changed, and change nothing.")
+@click.pass_obj
+def apply(app: App, feed: str | None, dry_run: bool) -> None:
+    """Set up or repair the webhooks at the providers. What is there already and right is left alone.
+
+    A new key that a provider answers is printed once, to be put into the feed's secrets.
+    """
+    failed = asyncio.run(_applied(app, feed, dry_run))
+    if failed:
+        raise Failed("\n".join(failed))
+
+
+async def _looked(app: App, feed: str | None) -> list[Endpoint]:
+    from reconciler.endpoints import look, opened_apis
+
+    feeds = _askable(app, feed)
+    async with opened_apis(feeds) as apis:
+        return [await look(one, _url(app, name), apis[name]) for name, one in feeds.items()]
+
+
+def _askable(app: App, feed: str | None) -> Mapping[str, Feed]:
+    """Return the feeds that are asked for; of all, those whose credential is given."""
+    from reconciler.endpoints import credentials_given
+
+    feeds = _feeds(app, feed)
+    if feed is None:
+        feeds = {name: one for name, one in feeds.items() if credentials_given(one)}
+    if not feeds:
+        raise UserError("no feed has an api_key with which its provider could be asked: set feeds.<name>.api_key")
+    return feeds
+
+
+def _url(app: App, feed: str) -> str:
+    url = app.settings.endpoint_url(feed)
+    if url is None:
+        raise UserError("receiver.public_url is not set: it is what the providers have to post to")
+    return url
+
+
+async def _applied(app: App, feed: str | None, dry_run: bool) -> list[str]:
+    """Make the changes, feed by feed, and return what failed."""
+    from reconciler.endpoints import look, opened_apis
+
+    failed = []
+    feeds = _askable(app, feed)
+    async with opened_apis(feeds) as apis:
+        for name, one in feeds.items():
+            endpoint = await look(one, _url(app, name), apis[name])
+            if endpoint.problem:
+                failed.append(f"{name}: {endpoint.problem}")
+            elif not endpoint.changes:
+                say(f"{name}: as it should be")
+            for change in endpoint.changes:
+                if why := await _made(name, change, dry_run):
+                    failed.append(f"{name}: {change.text}: {why}")
+                    break  # what comes next builds on it
+    return failed
+
+
+async def _made(feed: str, change: Change, dry_run: bool) -> str | None:
+    """Make a change and say so; return why it failed."""
+    from webhooks.asking import ApiError
+
+    if dry_run:
+        say(f"{feed}: would {change.text}")
+        return None
+    try:
+        told = await change.make()
+    except ApiError as error:
+        return str(error)
+    say(f"{feed}: {change.text}: done")
+    if told:
+        say(f"{feed}: {told}")
+    return None

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`reconciler replay`, `backfill` and `lookup`: the other roads by which events come."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from reconciler.cli.root import App, Command, Failed, feed_text, json_option, key_text, operator, unknown
+from reconciler.cli.text import iso, say, say_json, say_table
+
+if TYPE_CHECKING:
+    from reconciler.asking import Backfilled, LookedUp
+    from reconciler.replay import Source, Summary
+    from webhooks.database import BoundedPool
+
+MOST_DAMAGED: Final = 20
+"""Damaged entries that are named for people; --json names more."""
+
+
+def time_text(_context: click.Context, _parameter: click.Parameter, value: str | None) -> datetime | None:
+    """Read a time: `2026-11-02T08:00:00Z`, or how long ago: `36h`."""
+    from reconciler.units import parse_duration
+
+    if value is None:
+        return None
+    try:
+        at = datetime.fromisoformat(value)
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at
+    except ValueError:
+        pass
+    try:
+        return datetime.now(UTC) - parse_duration(value)
+    except (ValueError, OverflowError):
+        raise click.BadParameter("is no time: write 2026-11-02T08:00:00Z, or how long ago as in 36h") from None
+
+
+@click.command(
+    cls=Command, epilog="Example: reconciler replay s3://mail-archive/ses/2026/11/02 --feed ses-eu --region eu-west-1"
+)
+@click.argument("source")
+@click.option("--feed", metavar="FEED", callback=feed_text, help="Whose deliveries they are. An archive's say it.")
+@click.option("--verify", is_flag=True, help="Skip what the provider did not sign. Ages are not looked at.")
+@click.option("--region", metavar="REGION", help="AWS region of an s3:// source. Default: archive.region.")
+@click.option("--endpoint-url", metavar="URL", help="Where S3 is, where it is not Amazon's.")
+@json_option
+@click.pass_obj
+def replay(
+    app: App,
+    source: str,
+    feed: str | None,
+    verify: bool,
+    region: str | None,
+    endpoint_url: str | None,
+    as_json: bool,
+) -> None:
+    """Feed deliveries that were kept through the same parse and store as live ones.
+
+    SOURCE is a file, a folder, or s3://bucket/prefix: saved bodies, NDJSON (SES through Firehose, one event a line), or
+    the archive's own files; each may be gzipped. Doing it again changes nothing. What is damaged is named and skipped,
+    and then the exit status is 1. While it runs the feed's silence releases nothing.
+    """
+    _refuse_unknown_feed(app, feed)
+    place = _source(app, source, region, endpoint_url)
+    summary = app.with_database(lambda pool: _replayed(app, pool, place, feed, verify), create=False)
+    if as_json:
+        say_json(summary)
+    else:
+        _say_summary(summary)
+    if summary.damaged_entries:
+        raise Failed(f"{summary.damaged_entries} of {summary.entries} entries were skipped; the others are stored")
+
+
+def _refuse_unknown_feed(app: App, feed: str | None) -> None:
+    if feed is not None and feed not in app.settings.feeds:
+        raise unknown("feed", feed, app.settings.feeds, "no feeds are configured: see --config")
+
+
+def _source(app: App, source: str, region: str | None, endpoint_url: str | None) -> Source:
+    from webhooks.aws import s3_place
+    from webhooks.sources import Files, S3Files
+
+    if not source.startswith("s3://"):
+        return Files(Path(source))
+    archive = app.settings.archive
+    try:
+        return S3Files(s3_place(source, region or archive.region, endpoint_url or archive.endpoint_url))
+    except ValueError as error:
+        raise click.BadParameter(f"{source} {error}", param_hint="SOURCE") from None
+
+
+async def _replayed(app: App, pool: BoundedPool, source: Source, feed: str | None, verify: bool) -> Summary:
+    from reconciler import composition
+    from reconciler.replay import replay as replayed
+    from webhooks.fetch import open_fetch
+
+    async with AsyncExitStack() as stack:
+        fetch = await stack.enter_async_context(open_fetch()) if verify else None
+        total = sum(blob.size for blob in await source.blobs())
+        bar = stack.enter_context(_bar(total, "replay"))
+        read: dict[str, int] = {}
+
+        def progress(name: str, so_far: int) -> None:
+            bar.update(so_far - read.get(name, 0))
+            read[name] = so_far
+
+        feeds = composition.feeds(app.settings)
+        return await replayed(pool, source, feeds, feed=feed, verify=fetch, progress=progress)
+
+
+def _bar(length: int, label: str) -> Any:
+    """Return a progress bar on stderr, which shows itself on a terminal only."""
+    return click.progressbar(length=max(1, length), label=label, file=sys.stderr, hidden=not sys.stderr.isatty())
+
+
+def _say_summary(summary: Summary) -> None:
+    say(f"{summary.entries} entries: {summary.events} events, {summary.stored} new, {summary.repeated} known before")
+    if summary.controls:
+        say(f"{summary.controls} held no event (pings, confirmations)")
+    if len(summary.feeds) > 1:
+        say_table(("FEED", "EVENTS"), sorted(summary.feeds.items()))
+    if summary.damaged:
+        say_table(("SKIPPED", "WHY"), summary.damaged[:MOST_DAMAGED])
+    if summary.damaged_entries > MOST_DAMAGED:
+        say(f"... and {summary.damaged_entries - MOST_DAMAGED} more: see --json")
+
+
+@click.command(cls=Command, epilog="Example: reconciler backfill --feed mailgun-eu --since 36h")
+@click.option("--feed", metavar="FEED", required=True, callback=feed_text, help="Which feed's provider is asked.")
+@click.option("--since", metavar="TIME", required=True, callback=time_text, help="2026-11-02T08:00:00Z, or 36h (ago).")
+@click.option("--until", metavar="TIME", callback=time_text, help="The same. Default: now.")
+@json_option
+@click.pass_obj
+def backfill(app: App, feed: str, since: datetime, until: datetime | None, as_json: bool) -> None:
+    """Pull a span of time from a provider's API into the stored events.
+
+    For when the receiver was down for longer than the provider delivers again. Needs the feed's api_key; providers that
+    list nothing say so. What is there already is not stored twice; a run that was broken off is resumed. While it runs
+    the feed's silence releases nothing.
+    """
+    from reconciler import asking, composition
+
+    _refuse_unknown_feed(app, feed)
+    end = until or datetime.now(UTC)
+    if since >= end:
+        raise click.BadParameter("lies after --until", param_hint="--since")
+
+    async def work(pool: BoundedPool) -> Backfilled:
+        with _bar(int((end - since) / timedelta(seconds=1)), feed) as bar:
+
+            def tell(done: Backfilled) -> None:
+                bar.update(int((done.done_until - since) / timedelta(seconds=1)) - bar.pos)
+
+            target = composition.feeds(app.settings)[feed]
+            return await asking.backfill(pool, target, since, end, who=operator(), tell=tell)
+
+    done = app.with_database(work, create=False)
+    if as_json:
+        say_json(done)
+    else:
+        begun = " (an earlier run was resumed)" if done.resumed else ""
+        say(f"{iso(done.since)} to {iso(done.until)}: {done.events} events, {done.stored} new{begun}")
+
+
+@click.command(cls=Command, epilog="Example: reconciler lookup order.receipt:1234")
+@click.argument("key", callback=key_text)
+@json_option
+@click.pass_obj
+def lookup(app: App, key: str, as_json: bool) -> None:
+    """Ask a send's provider about it, and keep what it says as evidence.
+
+    KEY is a send key or a wire key. The answer is accepted, rejected, absent or silent; absent needs a later send that
+    was accepted and is found by the same kind of question. Needs the feed's api_key. Nothing is released by it.
+    """
+    from reconciler import asking, composition
+
+    async def work(pool: BoundedPool) -> LookedUp:
+        return await asking.look_up_send(pool, composition.feeds(app.settings), key)
+
+    answer = app.with_database(work, create=False)
+    if as_json:
+        say_json(answer)
+        return
+    why = f" ({answer.found.reason}: {answer.found.hint})" if answer.found.reason else ""
+    say(f"{answer.feed} says: {answer.found.answer}{why}")
+    if answer.found.events:
+        say(f"{len(answer.found.events)} events about it, {answer.stored.stored} of them new")
+        say(f"the row is {answer.state}; the next pass settles it, or reconciler reconcile --key {key}")

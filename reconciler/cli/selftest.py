@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`reconciler selftest correlation`: does the provider bring our key back?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from reconciler.cli.root import App, Command, Failed, Root, json_option, unknown
+from reconciler.cli.text import say, say_json
+from reconciler.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reconciler.selftest import Heard, Marked
+    from webhooks.database import BoundedPool
+    from webhooks.provider import Feed
+
+
+@click.group(cls=Root)
+def selftest() -> None:
+    """Try out that the parts work together."""
+
+
+@selftest.command(
+    cls=Command,
+    epilog="Example: reconciler selftest correlation --feed sendgrid-main -- python send_one.py",
+    context_settings={"ignore_unknown_options": True},
+)
+@click.option("--feed", metavar="FEED", required=True, help="Which feed's provider is tried.")
+@click.option("--wait", metavar="DURATION", default="5m", show_default=True, help="How long events are waited for.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@json_option
+@click.pass_obj
+def correlation(app: App, feed: str, wait: str, command: tuple[str, ...], as_json: bool) -> None:
+    """Send one stamped message and say whether its key comes back, in which events, and after how long.
+
+    COMMAND sends one message through the provider (its sandbox will do), merged with the stamp that it finds in its
+    environment: SEND_KEY, and as JSON STAMP_BODY, STAMP_HEADERS, STAMP_SMTP_HEADERS; MESSAGE_ID where the provider lets
+    us choose it. Without COMMAND the stamp is printed, for you to send by hand. The receiver must be running. Exits
+    with 1 where the key does not come back.
+    """
+    from reconciler import composition
+
+    feeds = composition.feeds(app.settings)
+    if feed not in feeds:
+        raise unknown("feed", feed, feeds, "no feeds are configured: see --config")
+    seconds = _seconds(wait)
+    heard = app.with_database(lambda pool: _tried(pool, feeds[feed], command, seconds, as_json), create=False)
+    if as_json:
+        say_json(heard)
+    _conclude(feeds[feed], heard)
+
+
+def _seconds(wait: str) -> float:
+    from reconciler.units import parse_duration
+
+    try:
+        return parse_duration(wait).total_seconds()
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--wait") from None
+
+
+async def _tried(pool: BoundedPool, feed: Feed, command: Sequence[str], seconds: float, quiet: bool) -> list[Heard]:
+    from reconciler.selftest import listen, marked
+
+    message = await marked(pool, feed)
+    if command:
+        await _send(command, message)
+    else:
+        _say_stamp(message, to_stderr=quiet)
+    heard = []
+    async for event in listen(pool, feed, message, seconds):
+        heard.append(event)
+        if not quiet:
+            came = "our key came back" if event.key_came_back else "WITHOUT our key"
+            say(f"after {event.after_seconds:.1f} s: {event.kind} ({event.testimony}), {came}")
+    return heard
+
+
+def _say_stamp(message: Marked, *, to_stderr: bool) -> None:
+    click.echo("Send one message through the provider now, with this merged into the call:", err=to_stderr)
+    for what, value in _stamp(message).items():
+        click.echo(f"  {what} {value}", err=to_stderr)
+
+
+def _stamp(message: Marked) -> dict[str, str]:
+    stamp = message.stamp
+    found = {
+        "SEND_KEY": message.wire_key,
+        "STAMP_BODY": json.dumps(stamp.body),
+        "STAMP_HEADERS": json.dumps(dict(stamp.headers)),
+        "STAMP_SMTP_HEADERS": json.dumps(dict(stamp.smtp_headers)),
+    }
+    return {**found, "MESSAGE_ID": stamp.message_id} if stamp.message_id else found
+
+
+async def _send(command: Sequence[str], message: Marked) -> None:
+    try:
+        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **_stamp(message)})
+    except OSError as error:
+        raise UserError(f"{command[0]} can't be run: {error.strerror}") from None
+    if status := await process.wait():
+        raise UserError(f"{command[0]} ended with status {status}: nothing was waited for")
+
+
+def _conclude(feed: Feed, heard: list[Heard]) -> None:
+    from webhooks.registry import PROVIDERS
+
+    facts = PROVIDERS[feed.provider].facts
+    with_key = [event for event in heard if event.key_came_back]
+    if with_key:
+        return
+    if heard and not facts.echoes_key:
+        return  # as it must be: found by the message id that we chose
+    if heard:
+        raise Failed(f"events came without our key: is it stamped where {facts.title} takes it? {facts.key_slot}")
+    raise Failed(
+        "no event came: was the message sent, does the webhook reach the receiver (reconciler endpoints check), and is "
+        "the key stamped? reconciler status counts what was refused"
+    )

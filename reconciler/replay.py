@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feeds deliveries that were kept through the same parse and store as live ones. Repeating it changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import BinaryIO, Final, Protocol
+
+import asyncpg
+
+from reconciler.asking import BATCH, opened_inbox, store
+from reconciler.errors import UserError
+from reconciler.filling import filling
+from webhooks.event import Event
+from webhooks.inbox import Inbox
+from webhooks.provider import BadPayload, Feed, Fetch, Parsed, Refused, Verified
+from webhooks.registry import PROVIDERS
+from webhooks.sources import Blob, Entry, entries
+
+Progress = Callable[[str, int], None]
+"""Is told the file that is read and how many of its bytes were."""
+
+MAX_DAMAGED: Final = 1_000
+"""How many damaged entries are named; more are only counted."""
+
+
+class Source(Protocol):
+    """Where deliveries are kept: `webhooks.sources.Files` or `S3Files`."""
+
+    async def blobs(self) -> list[Blob]:
+        """Return the files."""
+        ...
+
+    def open(self, blob: Blob) -> AbstractAsyncContextManager[BinaryIO]:
+        """Give the bytes of one."""
+        ...
+
+
+@dataclass
+class Summary:
+    """What a replay did."""
+
+    entries: int = 0
+    events: int = 0
+    stored: int = 0
+    repeated: int = 0
+    controls: int = 0
+    """Pings, confirmations and the like: they hold no events."""
+    damaged: list[tuple[str, str]] = field(default_factory=list)
+    """What was skipped, by the name of the entry, and why."""
+    damaged_entries: int = 0
+    feeds: Counter[str] = field(default_factory=Counter)
+    """Events by feed."""
+
+    def note_damage(self, name: str, why: str) -> None:
+        """Count an entry that is skipped."""
+        self.damaged_entries += 1
+        if len(self.damaged) < MAX_DAMAGED:
+            self.damaged.append((name, why))
+
+
+class _Skipped(Exception):
+    """An entry that can't be stored; the text says why."""
+
+
+async def replay(
+    pool: asyncpg.Pool,
+    source: Source,
+    feeds: Mapping[str, Feed],
+    *,
+    feed: str | None,
+    verify: Fetch | None,
+    progress: Progress = lambda _name, _read: None,
+) -> Summary:
+    """Store all deliveries of a source and return what was done.
+
+    `feed` says whose they are; without it each must name its feed, as an archive's do. With `verify` signatures are
+    checked (their age is not), and what doesn't pass is skipped as damaged. Raises UserError, OSError, ApiError.
+    """
+    summary = Summary()
+    async with AsyncExitStack() as stack:
+        batches = _Batches(await stack.enter_async_context(opened_inbox(pool)), summary)
+        for blob in await source.blobs():
+            async with source.open(blob) as file:
+                for entry in entries(blob.name, file):
+                    summary.entries += 1
+                    try:
+                        target = _feed_of(entry, feeds, feed)
+                        parsed = await _parsed(entry, target, verify)
+                    except _Skipped as why:
+                        summary.note_damage(entry.name, str(why))
+                        continue
+                    if target.name not in batches.waiting:
+                        await stack.enter_async_context(filling(pool, target.name))
+                    await batches.add(target.name, parsed)
+                    progress(blob.name, entry.read)
+        await batches.flush()
+    return summary
+
+
+def _feed_of(entry: Entry, feeds: Mapping[str, Feed], wanted: str | None) -> Feed:
+    name = wanted or entry.feed
+    if name is None:
+        if entry.damage:
+            raise _Skipped(entry.damage)
+        raise UserError(f"{entry.name} doesn't say which feed it is of: name it with --feed")
+    if entry.feed and entry.feed != name:
+        raise _Skipped(f"is of the feed {entry.feed}")
+    if name not in feeds:
+        raise _Skipped(f"is of the feed {name}, which is not configured")
+    return feeds[name]
+
+
+async def _parsed(entry: Entry, feed: Feed, verify: Fetch | None) -> Parsed:
+    if entry.delivery is None:
+        raise _Skipped(entry.damage)
+    provider = PROVIDERS[feed.provider]
+    if verify is not None:
+        verdict = await provider.verify(entry.delivery, replace(feed, tolerance=None), datetime.now(UTC), verify)
+        if isinstance(verdict, Refused):
+            raise _Skipped(f"is not proved to be the provider's ({verdict.reason})")
+        if not isinstance(verdict, Verified):
+            raise _Skipped(f"could not be verified ({verdict.reason})")
+    try:
+        return provider.parse(entry.delivery)
+    except BadPayload as error:
+        raise _Skipped(str(error)) from None
+
+
+class _Batches:
+    """Collects events by feed, so that many deliveries share a commit."""
+
+    def __init__(self, inbox: Inbox, summary: Summary) -> None:
+        self._inbox, self._summary = inbox, summary
+        self.waiting: dict[str, list[Event]] = {}
+
+    async def add(self, feed: str, parsed: Parsed) -> None:
+        """Take a delivery's events. Raises UserError where the database can't store."""
+        self._summary.controls += not parsed.events
+        self._summary.feeds[feed] += len(parsed.events)
+        waiting = self.waiting.setdefault(feed, [])
+        waiting += parsed.events
+        if len(waiting) >= BATCH:
+            await self._store(feed)
+
+    async def flush(self) -> None:
+        """Store what waits. Raises UserError where the database can't."""
+        for feed in self.waiting:
+            await self._store(feed)
+
+    async def _store(self, feed: str) -> None:
+        events, self.waiting[feed] = self.waiting[feed], []
+        stored = await store(self._inbox, feed, events, "replay")
+        self._summary.events += len(events)
+        self._summary.stored += stored.stored
+        self._summary.repeated += stored.repeated

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The archive: what was delivered lies in S3, without credentials, and S3 being away holds nothing up."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from aws_server import REGION, client
+from receiver_app import PLAIN, running, signed
+
+from webhooks.archive import READY, Archive, encode
+from webhooks.asking import ApiError
+from webhooks.aws import Place, s3_place
+from webhooks.provider import Delivery, Feed
+
+NOW = datetime(2026, 11, 20, 10, 5, tzinfo=UTC)
+BODY = b'[{"id": "1", "key": "some-key"}]'
+
+
+def archive(spool: Path, url: str, *, every: float = 0.0, spool_max: int = 1_000_000) -> Archive:
+    made = Archive(spool, Place("mail", "raw", REGION, url), timedelta(seconds=every), spool_max)
+    made.open()
+    return made
+
+
+async def stored(url: str) -> dict[str, list[dict[str, object]]]:
+    """Return the lines of each object in the bucket."""
+    async with client("s3", url) as s3:
+        listed = (await s3.list_objects_v2(Bucket="mail")).get("Contents", [])
+        found = {}
+        for one in listed:
+            answer = await s3.get_object(Bucket="mail", Key=one["Key"])
+            found[one["Key"]] = [json.loads(line) for line in gzip.decompress(await answer["Body"].read()).splitlines()]
+        return found
+
+
+@pytest.fixture
+async def bucket(aws: str) -> str:
+    async with client("s3", aws) as s3:
+        await s3.create_bucket(Bucket="mail", CreateBucketConfiguration={"LocationConstraint": REGION})
+    return aws
+
+
+async def test_what_was_delivered_lies_in_s3_byte_for_byte(bucket: str, tmp_path: Path) -> None:
+    kept = archive(tmp_path, bucket)
+    kept.add(PLAIN, Delivery(BODY, {"X-Signature": "abc"}, query="a=b"), NOW)
+    kept.add(PLAIN, Delivery(b"\xff\x00", {}), NOW)
+    await kept.write()
+    await kept.upload()
+    (key, lines), *others = (await stored(bucket)).items()
+    assert key.startswith(f"raw/{datetime.now(UTC):%Y/%m/%d}/")
+    assert key.endswith(".ndjson.gz")
+    assert others == []
+    assert lines[0] == {
+        "feed": "plain-main",
+        "received_at": "2026-11-20T10:05:00+00:00",
+        "method": "POST",
+        "query": "a=b",
+        "headers": {"x-signature": "abc"},
+        "body": BODY.decode(),
+    }
+    assert lines[1]["body_base64"] == "/wA="
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_credentials_are_not_archived() -> None:
+    feed = Feed("main", "postmark", ("header:X-Own=hidden-1", "query:token=hidden-2", "basic:user:hidden-3"))
+    headers = {"X-Own": "hidden-1", "Authorization": "Basic hidden-3", "Cookie": "hidden-4", "X-Kept": "kept"}
+    line = encode(feed, Delivery(BODY, headers, query="token=hidden-2&kept=1"), NOW)
+    assert b"hidden" not in line
+    assert json.loads(line)["headers"] == {"x-kept": "kept"}
+    assert json.loads(line)["query"] == "kept=1"
+
+
+async def test_while_s3_is_away_the_spool_keeps_everything_and_is_carried_later(bucket: str, tmp_path: Path) -> None:
+    away = archive(tmp_path, "http://127.0.0.1:9")
+    away.add(PLAIN, Delivery(BODY, {}), NOW)
+    await away.write()
+    with pytest.raises(ApiError, match="^unreachable: no connection to AWS"):
+        await away.upload()
+    assert len(list(tmp_path.glob(READY))) == 1
+    await archive(tmp_path, bucket).upload()
+    assert [len(lines) for lines in (await stored(bucket)).values()] == [1]
+
+
+async def test_a_bucket_that_is_not_there_is_one_clear_line(aws: str, tmp_path: Path) -> None:
+    kept = archive(tmp_path, aws)
+    kept.add(PLAIN, Delivery(BODY, {}), NOW)
+    await kept.write()
+    with pytest.raises(ApiError, match=r"^not_found: AWS knows no such place \(NoSuchBucket\)"):
+        await kept.upload()
+    assert len(list(tmp_path.glob(READY))) == 1
+
+
+async def test_beyond_its_limit_the_spool_loses_the_oldest_file_first(tmp_path: Path) -> None:
+    kept = archive(tmp_path, "http://127.0.0.1:9", spool_max=1500)
+    for n in range(4):
+        kept.add(PLAIN, Delivery(os.urandom(400), {}), NOW + timedelta(days=n))
+        await kept.write()
+    written = sorted(path.name for path in tmp_path.glob(READY))
+    with pytest.raises(ApiError):
+        await kept.upload()
+    left = sorted(path.name for path in tmp_path.glob(READY))
+    assert 0 < len(left) < 4
+    assert left == written[-len(left) :]
+
+
+WRITER = """
+import asyncio, os, signal, sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from webhooks.archive import Archive
+from webhooks.aws import Place
+from webhooks.provider import Delivery, Feed
+archive = Archive(Path(sys.argv[1]), Place("mail", "", "eu-west-1"), timedelta(hours=1), 10**9)
+archive.open()
+archive.add(Feed("main", "resend"), Delivery(b"{}", {}), datetime.now(UTC))
+asyncio.run(archive.write())
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_what_a_killed_process_wrote_is_carried_by_the_next(bucket: str, tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", WRITER, str(tmp_path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    await archive(tmp_path, bucket).upload()
+    assert [len(lines) for lines in (await stored(bucket)).values()] == [1]
+
+
+async def test_a_file_that_another_process_still_writes_is_left_alone(tmp_path: Path) -> None:
+    living = archive(tmp_path, "http://127.0.0.1:9", every=3600)
+    living.add(PLAIN, Delivery(BODY, {}), NOW)
+    await living.write()
+    archive(tmp_path, "http://127.0.0.1:9")
+    assert list(tmp_path.glob(READY)) == []
+    await living.close()
+    assert len(list(tmp_path.glob(READY))) == 1
+
+
+async def test_a_full_disk_loses_no_line_that_waits(bucket: str, tmp_path: Path) -> None:
+    kept = archive(tmp_path / "spool", bucket)
+    kept.add(PLAIN, Delivery(BODY, {}), NOW)
+    (tmp_path / "spool").rename(tmp_path / "away")
+    with pytest.raises(OSError, match="No such file"):
+        await kept.write()
+    (tmp_path / "away").rename(tmp_path / "spool")
+    await kept.write()
+    await kept.upload()
+    assert [len(lines) for lines in (await stored(bucket)).values()] == [1]
+
+
+async def test_only_what_was_stored_is_kept(db) -> None:
+    kept: list[tuple[str, bytes]] = []
+
+    def keep(feed: Feed, delivery: Delivery, _at: datetime) -> None:
+        kept.append((feed.name, delivery.body))
+
+    async with running(db, [PLAIN], keep=keep) as app:
+        assert (await app.post("plain-main", BODY, signed(BODY))).status == 200
+        assert (await app.post("plain-main", BODY, {"x-signature": "wrong"})).status == 401
+        assert (await app.post("plain-main", b"prose", signed(b"prose"))).status == 400
+    assert kept == [("plain-main", BODY)]
+
+
+@pytest.mark.parametrize("url", ["s3:/mail", "s3://", "s3://UPPER/x", "http://mail/x", "mail/x"])
+def test_a_place_that_is_none_in_s3_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="write s3://bucket/prefix"):
+        s3_place(url, None, None)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replay: what was kept goes through the same parse and store as live deliveries, as often as one likes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import asyncpg
+import pytest
+from aws_server import REGION, client
+from kit import claim, old_claim, reconcile, state
+from receiver_app import no_fetch
+from serving import FEEDS, sample
+from test_archive import archive
+
+from reconciler.errors import UserError
+from reconciler.filling import SET_FILLING, filling
+from reconciler.replay import Summary, replay
+from webhooks.asking import ApiError
+from webhooks.aws import Place
+from webhooks.provider import Feed
+from webhooks.sources import Files, S3Files
+
+FIREHOSE = Path(__file__).parent / "providers/fixtures/ses/firehose_records.ndjson"
+SES = Feed("ses-eu", "ses")
+ALL = {**FEEDS, "ses-eu": SES}
+
+
+async def replayed(db: asyncpg.Pool, path: Path, feed: str | None = None, **more: object) -> Summary:
+    return await replay(db, Files(path), ALL, feed=feed, verify=more.pop("verify", None), **more)
+
+
+def counts(summary: Summary) -> tuple[int, int, int, int]:
+    return summary.entries, summary.events, summary.stored, summary.damaged_entries
+
+
+async def test_ses_events_that_firehose_wrote_to_files_are_stored_once(db, tmp_path: Path) -> None:
+    (tmp_path / "2026" / "11").mkdir(parents=True)
+    (tmp_path / "2026" / "11" / "plain").write_bytes(FIREHOSE.read_bytes())
+    (tmp_path / "2026" / "11" / "packed.gz").write_bytes(gzip.compress(FIREHOSE.read_bytes()))
+    lines = len(FIREHOSE.read_bytes().splitlines())
+    first = await replayed(db, tmp_path, "ses-eu")
+    assert first.entries == 2 * lines
+    assert (first.stored, first.repeated) == (first.events // 2, first.events // 2)
+    again = await replayed(db, tmp_path, "ses-eu")
+    assert (again.stored, again.events) == (0, first.events)
+    assert await db.fetchval("SELECT count(*) FROM provider_event") == first.stored
+    assert await db.fetchval("SELECT DISTINCT source FROM provider_event") == "replay"
+
+
+async def test_an_archive_brings_its_feeds_headers_and_query_with_it(db, tmp_path: Path) -> None:
+    kept = archive(tmp_path, "http://127.0.0.1:9")
+    delivered = sample("re", "delivered", "key-1")
+    kept.add(FEEDS["re"], delivered, datetime.now(UTC))
+    kept.add(FEEDS["mg"], sample("mg", "bounced", "key-2"), datetime.now(UTC))
+    await kept.write()
+    summary = await replayed(db, tmp_path, verify=no_fetch)
+    assert counts(summary) == (2, 2, 2, 0)
+    assert summary.feeds == {"re": 1, "mg": 1}
+    rows = await db.fetch("SELECT feed, wire_key, event_id FROM provider_event ORDER BY wire_key")
+    assert [tuple(row)[:2] for row in rows] == [("re", "key-1"), ("mg", "key-2")]
+    assert rows[0]["event_id"] == delivered.headers["svix-id"]
+
+
+async def test_signatures_are_checked_where_asked_and_their_age_is_not(db, tmp_path: Path) -> None:
+    provider_feed = FEEDS["mg"]
+    old = sample("mg", "delivered", "key-1")
+    forged = json.loads(old.body) | {"signature": {"timestamp": "1", "token": "t", "signature": "0" * 64}}
+    (tmp_path / "a.json").write_bytes(old.body)
+    (tmp_path / "b.json").write_text(json.dumps(forged))
+    summary = await replay(
+        db,
+        Files(tmp_path),
+        {"mg": Feed(**{**vars_of(provider_feed), "tolerance": timedelta(0)})},
+        feed="mg",
+        verify=no_fetch,
+    )
+    assert counts(summary) == (2, 1, 1, 1)
+    assert summary.damaged == [(f"{tmp_path / 'b.json'}:1", "is not proved to be the provider's (signature)")]
+
+
+def vars_of(feed: Feed) -> dict[str, object]:
+    return {"name": feed.name, "provider": feed.provider, "secrets": feed.secrets}
+
+
+async def test_what_is_damaged_is_named_and_its_neighbours_are_stored(db, tmp_path: Path) -> None:
+    line = sample("mg", "delivered", "key-1").body
+    broken = gzip.compress(sample("mg", "delivered", "key-3").body + b"\n" + os.urandom(5000).hex().encode())[:-400]
+    (tmp_path / "a.ndjson").write_bytes(line + b"\n" + line[:-9] + b"\n\n" + b'"text"\n[]\n' + line)
+    (tmp_path / "b.gz").write_bytes(broken)
+    (tmp_path / "c").write_bytes(b"")
+    (tmp_path / "d").write_bytes(b"prose\nmore prose")
+    (tmp_path / "e.ndjson").write_text('{"feed": "mg", "received_at": "x", "headers": [], "body": 7}\n')
+    (tmp_path / "f.ndjson").write_text('{"feed": "nobody", "received_at": "x", "headers": {}, "body": "{}"}\n')
+    summary = await replayed(db, tmp_path, "mg")
+    assert [row[0] for row in await db.fetch("SELECT wire_key FROM provider_event")] == ["key-1", "key-3"]
+    damaged = {name.removeprefix(f"{tmp_path}/"): why for name, why in summary.damaged}
+    assert damaged == {
+        "a.ndjson:2": "is no JSON: cut off or damaged",
+        "a.ndjson:4": "neither JSON nor a form of Mailgun's legacy webhooks",
+        "a.ndjson:5": "neither JSON nor a form of Mailgun's legacy webhooks",
+        "b.gz": "can't be read on: EOFError",
+        "c": "is empty",
+        "d": "neither JSON nor a form of Mailgun's legacy webhooks",
+        "e.ndjson:1": "is no whole line of an archive",
+        "f.ndjson:1": "is of the feed nobody",
+    }
+    assert summary.damaged_entries == 8
+
+
+async def test_a_delivery_that_names_no_feed_needs_one(db, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(sample("mg", "delivered", "key-1").body)
+    with pytest.raises(UserError, match="doesn't say which feed it is of: name it with --feed$"):
+        await replayed(db, tmp_path)
+
+
+async def test_s3_is_read_as_the_archive_wrote_it(aws: str, db, tmp_path: Path) -> None:
+    async with client("s3", aws) as s3:
+        await s3.create_bucket(Bucket="mail", CreateBucketConfiguration={"LocationConstraint": REGION})
+        await s3.put_object(Bucket="mail", Key="raw/firehose", Body=FIREHOSE.read_bytes())
+        await s3.put_object(Bucket="mail", Key="other/firehose", Body=b"not below the prefix")
+    summary = await replay(db, S3Files(Place("mail", "raw", REGION, aws)), ALL, feed="ses-eu", verify=None)
+    assert summary.entries == len(FIREHOSE.read_bytes().splitlines())
+    assert summary.damaged == []
+    with pytest.raises(ApiError, match="NoSuchBucket"):
+        await replay(db, S3Files(Place("no-such", "", REGION, aws)), ALL, feed="ses-eu", verify=None)
+
+
+async def test_while_a_feed_is_filled_its_silence_releases_nothing(db) -> None:
+    for n in (3, 2, 1, -1, -2, -3):
+        key = f"neighbour-{n}"
+        fence = await old_claim(db, key, timedelta(hours=2, minutes=n))
+        await db.execute("SELECT send_confirm($1, $2, $3, '{}')", key, fence, f"m-{n}")
+        await db.execute(
+            "INSERT INTO provider_event (feed, message_id, event_id, partition_at, wire_key, kind, testimony, source)"
+            " VALUES ('mg', $2, $2, '1970-01-01Z', $1, 'delivered', 'accepted', 'http')",
+            key,
+            f"m-{n}",
+        )
+    await db.execute(
+        "INSERT INTO feed_delivery (feed, minute, outcome, n, last_at)"
+        " VALUES ('mg', date_trunc('minute', now()), 'stored', 1, now())"
+    )
+    await old_claim(db, "lonely", timedelta(hours=2))
+    async with filling(db, "mg"):
+        await reconcile(db)
+    assert await db.fetchval("SELECT held_reason FROM send_log WHERE send_key = 'lonely'") == "filling"
+    await db.execute("UPDATE feed_state SET filling_until = clock_timestamp()")
+    await db.execute("UPDATE send_log SET next_check_at = clock_timestamp() WHERE send_key = 'lonely'")
+    await reconcile(db)
+    assert await state(db, "lonely") == "pending"
+
+
+async def test_the_mark_of_a_killed_replay_ends_by_itself(db) -> None:
+    await db.execute(SET_FILLING, "mg", timedelta(seconds=60))
+    left = await db.fetchval("SELECT filling_until - clock_timestamp() FROM feed_state WHERE feed = 'mg'")
+    assert timedelta(seconds=50) < left <= timedelta(seconds=60)
+    await claim(db, "another")
