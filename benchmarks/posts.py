@@ -28,6 +28,7 @@ from webhooks.counters import Counters
 from webhooks.database import connect_pool
 from webhooks.event import Event
 from webhooks.inbox import Inbox, Stored
+from webhooks.intake import Intake
 from webhooks.receiver import add_receiver, make_runner
 from webhooks.registry import PROVIDERS
 from webhooks.rows import RowMaker
@@ -118,7 +119,8 @@ class _Posts:
                 inbox = kind()
                 await inbox.open(pool)
                 app, known = web.Application(), feeds(self._certificates)
-                add_receiver(app, known, cast("Inbox", inbox), no_fetch, lambda: datetime.now(UTC), Counters())
+                intake = Intake(cast("Inbox", inbox), no_fetch, lambda: datetime.now(UTC), Counters())
+                add_receiver(app, known, intake, no_fetch)
                 try:
                     async with _served(make_runner(app)) as port:
                         return await self._rate(port, provider, posts)

@@ -15,6 +15,8 @@ from reconciler.errors import DatabaseUnavailable, UserError, describe_connectio
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.reconcile import Policies
 from reconciler.settings import Settings
+from webhooks.archive import Archive
+from webhooks.aws import s3_place
 from webhooks.database import BoundedPool, connect_pool
 from webhooks.provider import Feed
 from webhooks.registry import PROVIDERS
@@ -50,6 +52,16 @@ def feeds(settings: Settings) -> dict[str, Feed]:
         name: settings.webhook_feed(name, PROVIDERS[feed.provider].facts.tolerance)
         for name, feed in settings.feeds.items()
     }
+
+
+def archive(settings: Settings) -> Archive | None:
+    """Return the archive of raw deliveries, None where none is configured."""
+    wanted = settings.archive
+    if wanted.url is None:
+        return None
+    place = s3_place(wanted.url, wanted.region, wanted.endpoint_url)
+    spool = wanted.spool or settings.database.data_dir / "archive"
+    return Archive(spool, place, wanted.every, wanted.spool_max)
 
 
 def embedded_exists(settings: Settings) -> bool:

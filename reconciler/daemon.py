@@ -4,36 +4,41 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import math
 import os
-import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, Literal
+from importlib.util import find_spec
+from typing import Final, Literal
 
 import asyncpg
 import structlog
 from aiohttp import web
 
 from reconciler import composition, metrics
+from reconciler.endpoints import check_daily
 from reconciler.errors import DatabaseUnavailable, UserError
 from reconciler.health import Health
 from reconciler.postgres import EmbeddedPostgres
+from reconciler.process import listen_http, stop_on_signals, until_open
 from reconciler.reconcile import run_pass
 from reconciler.scheduler import Clock, Worker, finish, listen, reason_of
 from reconciler.settings import Settings
+from webhooks.archive import Archive
 from webhooks.counters import Counters
 from webhooks.database import ACQUIRE_SECONDS, BoundedPool
 from webhooks.fetch import open_fetch
 from webhooks.inbox import Inbox, InboxBusy, InboxUnavailable
-from webhooks.provider import Fetch
+from webhooks.intake import Intake, Keep
+from webhooks.provider import Feed, Fetch
 from webhooks.receiver import RECEIVER, Limits, Receiver, add_receiver, make_runner
+from webhooks.registry import PROVIDERS
+from webhooks.sqs import QueueReader
 from webhooks.writer import FAILURES
 
 Only = Literal["receiver", "reconciler"] | None
@@ -43,6 +48,9 @@ RETRY_SECONDS: Final = 3.0
 CHECK_SECONDS: Final = 2.0
 FLUSH_SECONDS: Final = 5.0
 FIGURES_SECONDS: Final = 15.0
+ARCHIVE_SECONDS: Final = 1.0
+ENDPOINTS_SECONDS: Final = 3600.0
+"""How often it is asked whether a feed's webhook was looked at within a day."""
 PARTITIONS_SECONDS: Final = 3600.0
 PASS_PAUSE: Final = 1.0
 """Least time between the beginnings of two passes, however fast evidence comes."""
@@ -70,15 +78,15 @@ async def serve(settings: Settings, only: Only = None) -> None:
     """
     daemon = Daemon(settings, only)
     async with AsyncExitStack() as stack:  # left from the end: the last thing entered is the first to stop
-        stop = _stop_on_signals(stack)
+        stop = stop_on_signals(stack)
         stack.push_async_callback(daemon.close)
         fetch = await stack.enter_async_context(open_fetch())
         runner = make_runner(daemon.app(fetch), DRAIN_SECONDS)
         stack.push_async_callback(runner.cleanup)
-        urls = await _listen_http(runner, settings)
+        urls = await listen_http(runner, settings)
         stack.callback(daemon.drain)
         calm_collector()
-        await _until(stop, daemon.open(partial(_tell_feeds, settings, only, urls)))
+        await until_open(stop, daemon.open(partial(_tell_feeds, settings, only, urls)))
         await stop.wait()
         _log.info("stopping")
     _log.info("stopped")
@@ -94,6 +102,8 @@ class Daemon:
         self._counters = Counters()
         self._inbox = Inbox(queue_events=settings.receiver.queue_events, queue_bytes=settings.receiver.queue_bytes)
         self._receiver: Receiver | None = None
+        self._queues: list[QueueReader] = []
+        self._archive: Archive | None = None
         self._clock = Clock()
         self._workers: list[Worker] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -102,21 +112,43 @@ class Daemon:
         self._opened = AsyncExitStack()
 
     def app(self, fetch: Fetch) -> web.Application:
-        """Return the HTTP side: probes, and the feeds unless this process only reconciles."""
+        """Return the HTTP side: probes, and the feeds unless this process only reconciles.
+
+        Raises UserError where a feed has a queue and there is nothing to read it with.
+        """
         app = web.Application()
         self.health.add_routes(app)
         if self._receives:
-            limits = Limits(max_body=self._settings.receiver.max_body)
             feeds = composition.feeds(self._settings)
-            add_receiver(app, feeds, self._inbox, fetch, lambda: datetime.now(UTC), self._counters, limits)
+            intake = Intake(self._inbox, fetch, lambda: datetime.now(UTC), self._counters, self._keep())
+            add_receiver(app, feeds, intake, fetch, Limits(max_body=self._settings.receiver.max_body))
             self._receiver = app[RECEIVER]
+            self._queues = [self._queue(feed, intake) for feed in feeds.values() if feed.queue_url]
         return app
+
+    def _queue(self, feed: Feed, intake: Intake) -> QueueReader:
+        _require_aws(f"feeds.{feed.name}.queue_url")
+        return QueueReader(feed, PROVIDERS[feed.provider], intake, self._settings.feeds[feed.name].queue_consumers)
+
+    def _keep(self) -> Keep | None:
+        """Return what archives deliveries, where that is configured."""
+        self._archive = composition.archive(self._settings)
+        if self._archive is None:
+            return None
+        _require_aws("archive.url")
+        try:
+            self._archive.open()
+        except OSError as error:
+            raise UserError(f"archive.spool can't be used ({error.strerror}): set it to a folder of ours") from None
+        return self._archive.add
 
     def drain(self) -> None:
         """Take no new deliveries, and tell probes so."""
         self.health.draining = True
         if self._receiver is not None:
             self._receiver.draining = True
+        for queue in self._queues:
+            queue.stop()
 
     async def open(self, tell_serving: Callable[[], None]) -> None:
         """Wait for the database, then begin all work. Raises UserError where waiting would not help.
@@ -178,6 +210,8 @@ class Daemon:
         if self._reconciles:
             every = self._settings.reconcile.every.total_seconds()
             passes = self._worker("pass", self._passes(pool), "pass_failed", every, PASS_PAUSE)
+            endpoints = partial(check_daily, pool, self._settings, composition.feeds(self._settings))
+            self._worker("endpoints", endpoints, "endpoints_not_checked", ENDPOINTS_SECONDS)
             dsn = self._settings.database.direct_url or database.dsn
             self._listener = asyncio.create_task(listen(dsn, passes), name="listener")
         self._clock.start()
@@ -199,11 +233,14 @@ class Daemon:
                 self._listener.cancel()
                 await asyncio.gather(self._listener, return_exceptions=True)
             try:
+                await asyncio.gather(*(queue.finish() for queue in self._queues))
                 await self._inbox.close()
             finally:
                 await finish(self._workers, self._tasks, DRAIN_SECONDS)
             if self._flush is not None:
                 await self._flush.attempt()
+            if self._archive is not None:
+                await _close_archive(self._archive)
 
     def _passes(self, pool: BoundedPool) -> Callable[[], Awaitable[None]]:
         policies = composition.policies(self._settings)
@@ -260,6 +297,12 @@ class Daemon:
         flush = partial(self._counters.flush, pool)
         self._flush = self._worker("counters", flush, "counters_not_written", FLUSH_SECONDS)
         self._worker("partitions", make_partitions, "partitions_not_made", PARTITIONS_SECONDS)
+        for queue in self._queues:
+            queue.start()
+        if self._archive is not None:
+            every = self._settings.archive.every.total_seconds()
+            self._worker("archive", self._archive.write, "archive_not_written", ARCHIVE_SECONDS)
+            self._worker("archive upload", self._archive.upload, "archive_not_uploaded", every)
 
 
 # The partial index over undecided rows answers it.
@@ -284,6 +327,18 @@ MAKE_PARTITIONS: Final = "SELECT provider_event_make_partitions()"
 ASK: Final = "SELECT 1"
 
 
+def _require_aws(setting: str) -> None:
+    if find_spec("aiobotocore") is None:
+        raise UserError(f"{setting} needs an extra: pip install 'esp-reconciler[aws]'")
+
+
+async def _close_archive(archive: Archive) -> None:
+    try:
+        await archive.close()
+    except OSError as error:
+        _log.warning("archive_not_written", reason=error.strerror)
+
+
 async def _close_pool(pool: BoundedPool) -> None:
     try:
         await asyncio.wait_for(pool.close(), ACQUIRE_SECONDS)
@@ -296,53 +351,6 @@ def _may_pass(cause: BaseException | None, *, embedded: bool) -> bool:
     if isinstance(cause, ValueError | asyncpg.InvalidAuthorizationSpecificationError | asyncpg.InvalidCatalogNameError):
         return False
     return not embedded or isinstance(cause, ConnectionError | TimeoutError | asyncpg.PostgresError)
-
-
-async def _until(stop: asyncio.Event, opening: Coroutine[Any, Any, None]) -> None:
-    """Wait until it is open, or give up opening when told to stop. Raises what opening raises."""
-    opened = asyncio.create_task(opening, name="open")
-    stopped = asyncio.create_task(stop.wait(), name="stop")
-    try:
-        await asyncio.wait((opened, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if opened.done():
-            opened.result()
-    finally:
-        opened.cancel()
-        stopped.cancel()
-        await asyncio.gather(opened, stopped, return_exceptions=True)
-
-
-def _stop_on_signals(stack: AsyncExitStack) -> asyncio.Event:
-    """Return what the first signal sets. The handlers are Python's own: they run while something blocks the loop."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    signals: list[int] = []
-
-    def heard(number: int, _frame: object) -> None:
-        signals.append(number)
-        if len(signals) > 1:
-            os._exit(128 + number)
-        loop.call_soon_threadsafe(stop.set)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
-            stack.callback(signal.signal, number, signal.signal(number, heard))
-    return stop
-
-
-async def _listen_http(runner: web.AppRunner, settings: Settings) -> list[str]:
-    """Begin to answer, and return the addresses. Raises UserError where the port can't be had."""
-    host, port = settings.receiver.host, settings.receiver.port
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
-    except UnicodeError as error:
-        raise UserError(f"receiver.host {host!r} is no name of a host: set receiver.host") from error
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise UserError(f"port {port} on {host} is in use: stop the other program, or set receiver.port") from error
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # resolvers' are < 0
-        raise UserError(f"port {port} on {host} can't be had ({reason}): set receiver.host or receiver.port") from error
-    return [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port, *_ in runner.addresses]
 
 
 def _tell_feeds(settings: Settings, only: Only, urls: list[str]) -> None:

@@ -36,6 +36,18 @@ class Endpoint:
     """Why it could not be looked at: no credential, an API that fails, a provider that offers none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change that was made, would be made, or failed."""
+
+    feed: str
+    text: str
+    done: bool = False
+    told: str | None = None
+    """What the provider answered that has to be configured here (a new key)."""
+    problem: str = ""
+
+
 def credentials_given(feed: Feed) -> bool:
     """Say whether the provider can be asked about this feed's webhook."""
     return isinstance(PROVIDERS[feed.provider], Registers) and bool(feed.api_key or feed.api_scope)
@@ -51,6 +63,14 @@ async def look(feed: Feed, url: str, api: Api) -> Endpoint:
         return Endpoint(feed.name, url, await provider.changes(url, feed, api))
     except ApiError as error:
         return Endpoint(feed.name, url, problem=str(error))
+
+
+async def make(feed: str, change: Change) -> Step:
+    """Make one change at a provider. Never raises for what the provider does."""
+    try:
+        return Step(feed, change.text, done=True, told=await change.make())
+    except ApiError as error:
+        return Step(feed, change.text, problem=str(error))
 
 
 @asynccontextmanager

@@ -14,12 +14,14 @@ ALL_FEEDS: Final = "*"
 FEED_HEALTH: Final = """
 SELECT asked.feed, send_hold(asked.feed) AS hold,
        d.stored_at IS NOT NULL AND (d.refused_at IS NULL OR d.stored_at > d.refused_at) AS newest_was_stored,
+       d.unread_at IS NOT NULL AND (d.stored_at IS NULL OR d.unread_at >= d.stored_at) AS queue_unread,
        d.stored_at IS NOT NULL OR d.refused_at IS NOT NULL AS delivered,
        EXISTS (SELECT FROM feed_state s WHERE s.feed = asked.feed AND s.filling_until > clock_timestamp()) AS filling
 FROM unnest($1::text[]) AS asked(feed)
 CROSS JOIN LATERAL (
     SELECT max(last_at) FILTER (WHERE outcome = 'stored') AS stored_at,
-           max(last_at) FILTER (WHERE outcome LIKE 'refused:%') AS refused_at
+           max(last_at) FILTER (WHERE outcome LIKE 'refused:%') AS refused_at,
+           max(last_at) FILTER (WHERE outcome = 'later:queue') AS unread_at
     FROM feed_delivery
     WHERE feed = asked.feed AND minute > statement_timestamp() - interval '1 day'  -- a volatile time uses no index
 ) AS d
@@ -35,6 +37,8 @@ class Health:
     """True if anything arrived within a day, stored or refused."""
     newest_was_stored: bool = False
     """False too where the newest delivery was refused (a rotated secret): such a feed can't speak of absence."""
+    queue_unread: bool = False
+    """True where its queue could not be read since anything was stored."""
     filling: bool = False
     """True while a replay or back-fill of the feed runs: what it will bring is not known yet."""
 

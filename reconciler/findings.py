@@ -129,6 +129,14 @@ def _judge_feed(feed: FeedStatus) -> Iterator[Finding]:
             name,
             needs_person=hold != "paused",
         )
+    if feed.queue_unread_at:
+        yield Finding(
+            "queue",
+            f"its queue could not be read, last at {feed.queue_unread_at:%Y-%m-%d %H:%M} UTC, so its silence proves "
+            "nothing",
+            "the log line queue_failed of reconciler serve says why: credentials, region, or the queue's name",
+            feed.feed,
+        )
     if feed.endpoint_finding:
         yield Finding(
             "endpoint",

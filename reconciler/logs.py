@@ -62,6 +62,8 @@ def configure(log_format: str, level: str, stream: TextIO, secrets: Iterable[str
     logging.getLogger("pydantic_settings").setLevel(logging.WARNING)  # below, it tells every raw value, secrets too
     logging.getLogger("apscheduler").setLevel(max(root.level, logging.WARNING))  # it tells of every single run
     # Its traceback at each try of a database that is away: whoever uses the pool says so in one line.
+    for library in ("botocore", "aiobotocore"):  # they tell requests and answers, and where credentials were found
+        logging.getLogger(library).setLevel(max(root.level, logging.WARNING))
     logging.getLogger("asyncpg.pool").setLevel(max(root.level, logging.ERROR))
     structlog.configure(
         processors=[

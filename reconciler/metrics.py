@@ -83,7 +83,7 @@ class FeedFigures:
     """How deliveries of one feed ended within a day."""
 
     stored_at: datetime | None
-    """When the newest verified delivery came."""
+    """When the newest delivery of events came. A ping is no sign of life: some providers' can be forged by anybody."""
     refused_at: datetime | None
     refused_in_a_row: int
     """Refused since the newest verified one, give or take those of its minute."""
@@ -92,7 +92,7 @@ class FeedFigures:
 DELIVERED: Final = """
 WITH lately AS (
     SELECT feed, n, last_at, outcome LIKE 'refused:%' AS refused,
-           max(last_at) FILTER (WHERE outcome IN ('stored', 'control')) OVER (PARTITION BY feed) AS stored_at
+           max(last_at) FILTER (WHERE outcome = 'stored') OVER (PARTITION BY feed) AS stored_at
     FROM feed_delivery
     WHERE minute > statement_timestamp() - interval '1 day'
 )

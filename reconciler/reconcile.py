@@ -208,6 +208,8 @@ def feed_witness(health: Health, controls: Controls | None) -> Witness:
         return Witness(Answer.SILENT, "silent")
     if not health.newest_was_stored:
         return Witness(Answer.SILENT, "refused")
+    if health.queue_unread:
+        return Witness(Answer.SILENT, "queue")
     if health.filling:
         return Witness(Answer.SILENT, "filling")
     if min(controls.before, controls.after) < CONTROLS_A_SIDE:

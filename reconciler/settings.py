@@ -45,6 +45,9 @@ from webhooks.provider import Feed, Provider
 __all__ = ["ConfigError", "Settings", "load_settings"]
 
 _FEED_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII)
+SIGNED_BY_SNS: Final = ("ses", "scaleway")
+"""Providers whose deliveries are verified by their topic, or by their queue's policy, without a secret."""
+
 _SHORTEST_SECRET: Final = 6
 """Shorter secrets are not looked for in log lines: they would blot out half of each."""
 
@@ -272,8 +275,9 @@ class Settings(_Section, BaseSettings):
 
     def _open_ends(self) -> Iterator[str]:
         for name, feed in self.feeds.items():
-            if not (feed.secrets or feed.topics or feed.queue_url):
-                what = "topics" if feed.provider == "ses" else "secrets"
+            by_sns = feed.provider in SIGNED_BY_SNS
+            if not (feed.secrets or feed.topics or (by_sns and feed.queue_url)):
+                what = "topics" if by_sns else "secrets"
                 yield f"feeds.{name}: has no {what}, so every delivery is refused: set feeds.{name}.{what}"
 
     def _odd_rules(self) -> Iterator[str]:

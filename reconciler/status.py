@@ -56,6 +56,8 @@ class FeedStatus:
     """Sends of the last day were answered an hour ago or more, and yet nothing was delivered in that day."""
     endpoint_finding: str | None
     """What the daily look at the webhook found at the provider; None: all is well, or nobody looked."""
+    queue_unread_at: datetime | None
+    """When its queue could not be read, within a day and since anything was stored."""
     filling: bool
     """A replay or back-fill of it runs."""
 
@@ -161,6 +163,8 @@ SELECT asked.feed, stored.last_at AS stored_at, refused.last_at AS refused_at,
                           CASE WHEN s.breaker_at IS NOT NULL THEN 'breaker' END,
                           CASE WHEN s.suspect_at IS NOT NULL THEN 'suspect' END], NULL) AS holds,
        s.reason AS hold_reason, s.endpoint_finding, coalesce(s.filling_until > $2::timestamptz, false) AS filling,
+       CASE WHEN stored.last_at < refused.unread_at OR stored.last_at IS NULL THEN refused.unread_at
+       END AS queue_unread_at,
        coalesce(stored.last_at <= $2::timestamptz - interval '1 day', true) AND EXISTS (
            SELECT FROM send_log c WHERE c.feed = asked.feed AND c.answered_at IS NOT NULL AND c.attempt = 1
               AND c.first_claimed_at > $2::timestamptz - interval '1 day'
@@ -173,8 +177,10 @@ LEFT JOIN LATERAL (
     ORDER BY d.minute DESC LIMIT 1
 ) AS stored ON true
 CROSS JOIN LATERAL (
-    SELECT max(last_at) AS last_at FROM feed_delivery d
-    WHERE d.feed = asked.feed AND d.outcome LIKE 'refused:%' AND d.minute > $2::timestamptz - interval '1 day'
+    SELECT max(last_at) FILTER (WHERE d.outcome LIKE 'refused:%') AS last_at,
+           max(last_at) FILTER (WHERE d.outcome = 'later:queue') AS unread_at
+    FROM feed_delivery d
+    WHERE d.feed = asked.feed AND d.minute > $2::timestamptz - interval '1 day'
 ) AS refused
 ORDER BY asked.feed
 """

@@ -334,6 +334,7 @@ _WAITS_FOR: Final = {
         f"{CONTROLS_A_SIDE} answered sends before and {CONTROLS_A_SIDE} after it, within an hour and each heard of, "
         "would show that its feed works"
     ),
+    "queue": "its feed's queue can't be read: see reconciler status, and the log line queue_failed",
     "filling": "a replay or back-fill of its feed is running; its silence counts again once that has ended",
     "silent": "its feed does not tell of the sends around it either, so that silence proves nothing",
 }

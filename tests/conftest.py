@@ -25,6 +25,7 @@ import pytest
 import structlog
 from aws_server import aws, moto_url  # noqa: F401 - fixtures
 from places import PREFIX, parent_folder
+from program import config, logs_as_before, program  # noqa: F401 - fixtures
 
 from reconciler.binaries import accounts
 from reconciler.migrate import migrate
@@ -148,8 +149,8 @@ listen_port = 6432
 @pytest.fixture
 async def pooler(pg: EmbeddedPostgres, dsn: str, tmp_path: Path) -> AsyncIterator[str]:
     """The URL of the same database as `dsn`, through a PgBouncer in transaction mode; skips where there is none."""
-    program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
+    pgbouncer = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if pgbouncer is None:
         pytest.skip("pgbouncer is not installed")
     directory = Path(tempfile.mkdtemp(prefix="pooler-"))  # tmp_path may be too long for a socket
     settings = tmp_path / "pgbouncer.ini"
@@ -157,7 +158,7 @@ async def pooler(pg: EmbeddedPostgres, dsn: str, tmp_path: Path) -> AsyncIterato
     account = next(accounts(pg.root, pg.data))
     through = f"{dsn.partition('?')[0]}?host={directory}&port=6432"
     process = await asyncio.create_subprocess_exec(
-        *account.prefix, program, str(settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        *account.prefix, pgbouncer, str(settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         async with asyncio.timeout(10):

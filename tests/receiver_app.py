@@ -23,9 +23,10 @@ from aiohttp import ClientSession, web
 from webhooks.counters import Counters
 from webhooks.event import Event, Kind, Testimony
 from webhooks.inbox import Inbox
+from webhooks.intake import Intake, Keep
 from webhooks.payload import load_object, split
 from webhooks.provider import BadPayload, Delivery, Facts, Feed, Fetch, FetchError, Parsed, Refused, Verified
-from webhooks.receiver import RECEIVER, Keep, Limits, Receiver, add_receiver, make_runner
+from webhooks.receiver import RECEIVER, Limits, Receiver, add_receiver, make_runner
 from webhooks.registry import PROVIDERS
 from webhooks.signature import hmac_sha256, same
 
@@ -159,7 +160,8 @@ async def running(
     providers = {**PROVIDERS, "plain": plain or Plain()}
     app = web.Application()
     by_name = {feed.name: feed for feed in feeds}
-    add_receiver(app, by_name, inbox, fetch, lambda: now, counters, limits, providers, keep)
+    intake = Intake(inbox, fetch, lambda: now, counters, keep)
+    add_receiver(app, by_name, intake, fetch, limits, providers)
     runner = make_runner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Amazon SNS does when it publishes to an HTTPS subscriber, with a key of its own; retries are left to the test.
+"""What SNS does when it publishes to an HTTPS subscriber, with a key of its own; retries are left to the test.
 
-`FakeSNS` signs and serves its certificate, `CertificateStore` serves certificates as the `fetch` of a receiver.
+`FakeSNS` signs as Amazon does and serves its certificate, `FakeScaleway` has its certificate from an authority,
+`CertificateStore` serves certificates as the `fetch` of a receiver.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import base64
 import json
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -130,13 +132,80 @@ class FakeSNS:
         (folder / self.certificate_url.rpartition("/")[2]).write_text(self.pem)
 
 
+SCALEWAY_TOPIC = "arn:scw:sns:fr-par:project-0f0e0d0c-7777-4888-8999-aaaabbbbcccc:tem-events"
+BEGINS, ENDS = datetime(2025, 1, 1, tzinfo=UTC), datetime(2035, 1, 1, tzinfo=UTC)
+
+
+class FakeScaleway(FakeSNS):
+    """A topic of Scaleway's: its certificate, and the chain that leads from it to an authority, lie in a folder."""
+
+    def __init__(self, topic: str = SCALEWAY_TOPIC) -> None:
+        region = topic.split(":")[3]
+        self.topic = topic
+        self.base = f"https://sns.mnq.{region}.scaleway.com"
+        self.folder = f"https://messaging.s3.fr-par.scw.cloud/{region}/sns/"
+        self.certificate_url = f"{self.folder}sns_certificate_{uuid.uuid4().int}.crt"
+        self.chain_url = f"{self.folder}sns-trust-chain.pem"
+        self.root = authority("Root for tests")
+        self.between = authority("Authority for tests", self.root)
+        self.pem = self.between.issue("sns.mnq.srr.scw.cloud (for tests)", _key().public_key(), ca=False)
+        self.chain = self.root.pem + "\n" + self.between.pem
+        self.store = CertificateStore({self.certificate_url: self.pem, self.chain_url: self.chain})
+
+    def pin(self, folder: Path) -> None:
+        """Put the chain where a feed with pinned certificates looks for it."""
+        (folder / "sns-trust-chain.pem").write_text(self.chain)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Who issues certificates; its own is `pem`."""
+
+    name: str
+    key: rsa.RSAPrivateKey
+    pem: str = ""
+
+    def issue(
+        self, name: str, key: rsa.RSAPublicKey, *, ca: bool, begins: datetime = BEGINS, ends: datetime = ENDS
+    ) -> str:
+        """Return a certificate of somebody's key, as PEM."""
+        usage = {"key_cert_sign": ca, "crl_sign": ca, "digital_signature": not ca}
+        others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+        unused = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+        built = (
+            x509.CertificateBuilder()
+            .subject_name(_name(name))
+            .issuer_name(_name(self.name))
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(begins)
+            .not_valid_after(ends)
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(x509.KeyUsage(**usage, **unused), critical=True)
+            .sign(self.key, hashes.SHA256())
+        )
+        return built.public_bytes(serialization.Encoding.PEM).decode()
+
+
+@cache
+def authority(name: str, above: Authority | None = None, begins: datetime = BEGINS, ends: datetime = ENDS) -> Authority:
+    """Return an authority with a key of its own, whose certificate the one above issued (or it did itself)."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    issuer = above or Authority(name, key)
+    return Authority(name, key, issuer.issue(name, key.public_key(), ca=True, begins=begins, ends=ends))
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
 @cache
 def _key() -> rsa.RSAPrivateKey:
     return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
 def _certificate(begins: datetime, ends: datetime) -> str:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sns.amazonaws.com (for tests)")])
+    name = _name("sns.amazonaws.com (for tests)")
     built = (
         x509.CertificateBuilder()
         .subject_name(name)

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import os
 import signal
 import socket
@@ -14,14 +12,13 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import click
 import pytest
-import structlog
 from click.testing import CliRunner, Result
 from kit import claim, event, make_older, old_claim, row, state
+from program import Program
 
 from reconciler.cli import statements as sql
 from reconciler.cli import text as cli_text
@@ -31,53 +28,6 @@ from webhooks.registry import PROVIDERS
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = [sys.executable, "-c", "from reconciler.cli import main; main()"]
-CONFIG = """
-[feeds.mg]
-provider = "mailgun"
-secrets = ["key-0123456789abcdef"]
-[feeds.resend-main]
-provider = "resend"
-secrets = ["whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="]
-"""
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "reconciler.toml"
-    path.write_text(CONFIG)
-    return path
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    before = logging.root.handlers[:], logging.root.level
-    yield
-    logging.root.handlers[:] = before[0]
-    logging.root.setLevel(before[1])
-    structlog.reset_defaults()
-
-
-class Program:
-    """Runs commands on a test's database."""
-
-    def __init__(self, config: Path, dsn: str) -> None:
-        self.env: dict[str, str | None] = {"RECONCILER_CONFIG": str(config), "RECONCILER_DATABASE__URL": dsn}
-
-    async def __call__(self, *args: str, stdin: str | None = None) -> Result:
-        done = await asyncio.to_thread(CliRunner().invoke, cli, args, input=stdin, env=self.env)
-        assert "Traceback" not in done.output
-        if done.exception and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return done
-
-    async def json(self, *args: str) -> Any:
-        done = await self(*args, "--json")
-        return json.loads(done.stdout)
-
-
-@pytest.fixture
-def program(config: Path, dsn: str) -> Program:
-    return Program(config, dsn)
 
 
 def one_line(done: Result) -> str:
@@ -372,7 +322,7 @@ READ_ONLY = (
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logs_as_before: None) -> Program:
     """Commands in a folder without a settings file, where nothing names a database."""
     monkeypatch.chdir(tmp_path)
     found = Program(tmp_path / "none", "")
@@ -439,17 +389,28 @@ async def test_providers_are_listed_and_told_of(program: Program) -> None:
     assert (done.exit_code, one_line(done)) == (1, 'no provider is named "mailgum": did you mean "mailgun"?')
 
 
-@pytest.mark.parametrize("name", list(cli.commands))
-def test_every_command_says_what_it_does_in_one_line_and_takes_config(name: str) -> None:
-    command = cli.commands[name]
+def every_command(
+    group: click.Group = cli, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from every_command(command, (*path, name))
+
+
+@pytest.mark.parametrize(("path", "command"), [pytest.param(*one, id="-".join(one[0])) for one in every_command()])
+def test_every_command_says_what_it_does_in_one_line_and_takes_config(
+    path: tuple[str, ...], command: click.Command
+) -> None:
     assert 10 < len(command.get_short_help_str(65)) < 65
     assert "..." not in command.get_short_help_str(65)
     options = {option for parameter in command.params for option in parameter.opts}
     assert "--config" in options
-    assert name == "serve" or "--json" in options
-    shown = CliRunner().invoke(cli, [name, "--help"])
+    shown = CliRunner().invoke(cli, [*path, "--help"])
     assert shown.exit_code == 0
-    assert "Example" in shown.stdout
+    if not isinstance(command, click.Group):
+        assert path == ("serve",) or "--json" in options
+        assert "Example" in shown.stdout
 
 
 def test_help_does_not_wait_for_libraries_that_it_does_not_need() -> None:

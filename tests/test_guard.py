@@ -106,7 +106,7 @@ async def test_a_sender_with_a_webhooks_package_of_its_own_can_claim_confirm_and
     (tmp_path / "webhooks").mkdir()
     (tmp_path / "webhooks" / "__init__.py").write_text("APPLICATION = True\n")
     (tmp_path / "sender.py").write_text(SENDER)
-    ran = subprocess.run(  # noqa: ASYNC221 - the test has nothing else to do
+    ran = subprocess.run(
         [sys.executable, str(tmp_path / "sender.py"), dsn],
         cwd=tmp_path,
         env={"PYTHONPATH": str(ROOT)},

@@ -48,12 +48,16 @@ COPIED = (
 )
 
 
+FOUND_BY = {"key": "our key", "recipient": "recipient and time", "id": "the id we chose", "nothing": "-"}
+
+
 def provider_table() -> str:
     """The table as the facts give it."""
     return "".join(
         f"| `{name}` | {facts.title} | {format_duration(facts.redelivers_for)} | "
         f"{format_duration(facts.same_key_window) if facts.same_key_window else '-'} | "
-        f"{'its delivery' if facts.first_event_is_delivery else 'its acceptance'} |\n"
+        f"{'its delivery' if facts.first_event_is_delivery else 'its acceptance'} | "
+        f"{FOUND_BY[facts.finds_by]} | {'yes' if facts.lists else '-'} |\n"
         for name, facts in ((name, provider.facts) for name, provider in PROVIDERS.items())
     )
 

@@ -21,6 +21,7 @@ from webhooks.counters import Counters
 from webhooks.event import Kind
 from webhooks.fetch import open_fetch
 from webhooks.inbox import Inbox
+from webhooks.intake import Intake
 from webhooks.provider import Feed, NoSample
 from webhooks.receiver import add_receiver, make_runner
 from webhooks.registry import PROVIDERS
@@ -48,7 +49,7 @@ async def receiving(db: asyncpg.Pool) -> AsyncIterator[str]:
     await inbox.open(db)
     async with open_fetch() as fetch:
         app = web.Application()
-        add_receiver(app, feeds(SETTINGS), inbox, fetch, now, Counters())
+        add_receiver(app, feeds(SETTINGS), Intake(inbox, fetch, now, Counters()), fetch)
         runner = make_runner(app)
         await runner.setup()
         try:

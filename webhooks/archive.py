@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import unquote_plus
 
 import structlog
 
@@ -157,7 +157,8 @@ def _lower(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def _without(query: str, names: list[str]) -> str:
     if not names:
         return query
-    return urlencode([pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0].lower() not in names])
+    # Piece by piece, since what is kept must stay byte for byte what a provider said.
+    return "&".join(piece for piece in query.split("&") if unquote_plus(piece.partition("=")[0]).lower() not in names)
 
 
 def _new_file(spool: Path, now: datetime) -> BinaryIO:

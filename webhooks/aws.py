@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from webhooks.asking import ApiError
@@ -45,6 +46,15 @@ def region_of(feed: Feed) -> str:
     return feed.region or (found and (found[1] or found[2])) or _FALLBACK_REGION
 
 
+@cache
+def _loader() -> Any:
+    """Return what reads the services' descriptions: 100 ms of the event loop for each session that has its own."""
+    from botocore.loaders import Loader, create_loader  # noqa: PLC0415
+
+    loader: Loader = create_loader()
+    return loader
+
+
 @asynccontextmanager
 async def open_client(service: str, region: str, endpoint_url: str | None) -> AsyncIterator[Any]:
     """Yield a client; credentials come from where AWS's own tools look for them, and are renewed by themselves.
@@ -61,7 +71,9 @@ async def open_client(service: str, region: str, endpoint_url: str | None) -> As
         connect_timeout=5, read_timeout=CALL_SECONDS, retries={"mode": "standard", "total_max_attempts": 3}
     )
     try:
-        async with get_session().create_client(
+        session = get_session()
+        session.register_component("data_loader", _loader())
+        async with session.create_client(
             service, region_name=region, endpoint_url=endpoint_url, config=config
         ) as client:
             yield client
@@ -71,21 +83,18 @@ async def open_client(service: str, region: str, endpoint_url: str | None) -> As
 
 def aws_failure(error: Exception) -> ApiError:
     """Return what an exception of a client means for a person, without its text, which may quote a message."""
-    from botocore.exceptions import (  # noqa: PLC0415
-        ClientError,
-        EndpointConnectionError,
-        NoCredentialsError,
-        PartialCredentialsError,
-    )
+    if isinstance(error, ApiError):
+        return error
+    from botocore import exceptions  # noqa: PLC0415
 
     match error:
-        case ApiError():
-            return error
-        case NoCredentialsError() | PartialCredentialsError():
+        case exceptions.NoCredentialsError() | exceptions.PartialCredentialsError():
             return ApiError("unconfigured", "no AWS credentials found: set AWS_ACCESS_KEY_ID, or give the host a role")
-        case ClientError():
+        case exceptions.CredentialRetrievalError():
+            return ApiError("unauthorized", "AWS credentials could not be renewed: look at the role, or where they lie")
+        case exceptions.ClientError():
             return _answered(error.response)
-        case EndpointConnectionError():
+        case exceptions.EndpointConnectionError():
             return ApiError("unreachable", "no connection to AWS: check region and endpoint_url, and the network")
     return ApiError("unreachable", f"AWS did not answer ({type(error).__name__}): check region, endpoint_url, network")
 

@@ -42,8 +42,8 @@ class Found:
 
     answer: Answer
     reason: str = ""
-    """A short stable word: `unsupported`, `no_recipient`, `not_settled`, `no_control`, `control_not_found`, or an
-    ApiError's."""
+    """A short stable word: `unsupported`, `no_recipient`, `no_message_id`, `not_settled`, `too_old`, `no_control`,
+    `control_not_found`, or an ApiError's."""
     hint: str = ""
     events: Sequence[Event] = ()
 
@@ -94,9 +94,12 @@ async def _absence(
     now: datetime,
     namespace: str,
 ) -> Found:
-    settled_at = sought.submit_by + provider.facts.settles_after
+    facts = provider.facts
+    settled_at = sought.submit_by + facts.settles_after
     if now < settled_at:
         return Found(Answer.SILENT, "not_settled", f"its API may not show the send before {settled_at:%H:%M} UTC")
+    if now - sought.claimed_at >= facts.kept_for:
+        return Found(Answer.SILENT, "too_old", f"its API forgets sends after {facts.kept_for.days} days")
     if control is None or control.claimed_at < sought.submit_by or _objection(provider, control):
         return Found(Answer.SILENT, "no_control", "no later send is known to be accepted that could prove the question")
     if not await _search(provider, feed, api, control, namespace):

@@ -35,7 +35,7 @@ class Feed:
     signed_url: str | None = None
     topics: tuple[str, ...] = ()
     certificates: str | None = None
-    """Folder of pinned SNS signing certificates (SES only)."""
+    """Folder of pinned SNS signing certificates (SES), or of the chain that they must lead back to (Scaleway)."""
     api_key: str = field(default="", repr=False)
     api_secret: str = field(default="", repr=False)
     """The second half of a credential that has two."""
@@ -176,6 +176,8 @@ class Facts:
     """Whether its API lists all events of a span of time, so that a back-fill is possible."""
     settles_after: timedelta = timedelta(minutes=15)
     """How long after `submit_by` its API may not yet show a send, so that not finding it means nothing."""
+    kept_for: timedelta = timedelta(days=1)
+    """How long its API shows a send; where no document says, a day. Not finding an older one means nothing."""
     setup: tuple[str, ...] = ()
     """What to do at the provider, step by step, for `reconciler endpoints show`; `{url}` is the endpoint."""
     echoes_key: bool = True

@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
-from traceback import extract_tb
 from typing import Final
 
 import structlog
@@ -19,12 +17,10 @@ from aiohttp import hdrs, web
 
 from webhooks import answers, metrics
 from webhooks.body import BodiesBusyError, BodyReader, BodyRefusedError
-from webhooks.counters import Counters
-from webhooks.event import Event, Kind, Testimony, derived_id
-from webhooks.inbox import Inbox, InboxBusy, InboxUnavailable, Stored
+from webhooks.inbox import InboxBusy, InboxUnavailable, Stored
+from webhooks.intake import Intake
 from webhooks.provider import (
     BadPayload,
-    Clock,
     Delivery,
     Feed,
     Fetch,
@@ -33,16 +29,13 @@ from webhooks.provider import (
     Parsed,
     Provider,
     Refused,
-    Verdict,
 )
-from webhooks.quiet import Quiet, UnreadableRequests
+from webhooks.quiet import UnreadableRequests
 from webhooks.registry import PROVIDERS
 
 Take = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-Keep = Callable[[Feed, Delivery, datetime], None]
 
 _log: Final = structlog.get_logger()
-_NOTHING: Final = Stored(0, 0)
 
 PROBES: Final = (hdrs.METH_GET, hdrs.METH_HEAD)
 """By these some providers ask whether the endpoint is there."""
@@ -74,23 +67,13 @@ class Receiver:
     """Takes deliveries for the configured feeds. Set `draining` to put new ones off while those in flight finish."""
 
     def __init__(
-        self,
-        feeds: Mapping[str, Feed],
-        inbox: Inbox,
-        fetch: Fetch,
-        clock: Clock,
-        counters: Counters,
-        limits: Limits,
-        providers: Mapping[str, Provider],
-        keep: Keep | None,
+        self, feeds: Mapping[str, Feed], intake: Intake, fetch: Fetch, limits: Limits, providers: Mapping[str, Provider]
     ) -> None:
         self.draining = False
         self._feeds = {name: (feed, providers[feed.provider]) for name, feed in feeds.items()}
-        self._inbox, self._fetch, self._clock, self._counters = inbox, fetch, clock, counters
-        self._keep = keep
+        self._intake, self._fetch = intake, fetch
         self._bodies = BodyReader(limits.max_body, limits.body_seconds)
         self._retry_after = limits.retry_after
-        self._quiet = Quiet()
 
     def endpoints(self) -> dict[tuple[str, str], Take]:
         """Return what takes the deliveries of each feed, by method and path."""
@@ -137,49 +120,29 @@ class Receiver:
             request.method,
             request.rel_url.raw_query_string,
         )
-        verdict = await self._verdict(delivery, feed, provider)
+        verdict = await self._intake.verdict(feed, provider, delivery)
         if isinstance(verdict, Refused):
             self._note_refused(feed, verdict.reason, verdict.hint)
             return answers.refused(provider.facts.refused_status, verdict.reason, verdict.hint, self._retry_after)
         if isinstance(verdict, Later):
             raise NotStored(verdict.reason)
         try:
-            parsed = self._parsed(delivery, feed, provider)
+            parsed = self._intake.parsed(feed, provider, delivery)
         except BadPayload as error:
             self._note_refused(feed, "format", str(error))
             return answers.problem(400, str(error))
-        stored = await self._store(feed, parsed)
-        if self._keep:
-            self._keep(feed, delivery, self._clock())
+        stored = await self._store(feed, delivery, parsed)
         return answers.handshake(parsed.answer) if parsed.answer else answers.stored(stored, request)
 
-    async def _verdict(self, delivery: Delivery, feed: Feed, provider: Provider) -> Verdict:
-        try:
-            return await provider.verify(delivery, feed, self._clock(), self._fetch)
-        except Exception as error:  # noqa: BLE001 - our fault, so the delivery must come again
-            self._log_failure("verify_failed", feed, error)
-            return Later("verify_failed")
-
-    def _parsed(self, delivery: Delivery, feed: Feed, provider: Provider) -> Parsed:
-        try:
-            return provider.parse(delivery)
-        except BadPayload:
-            raise
-        except Exception as error:  # noqa: BLE001 - our fault: kept whole, to be read again by a better adapter
-            self._log_failure("delivery_damaged", feed, error)
-            return Parsed((_unread(delivery.body),), anomalies={"damaged": 1})
-
-    async def _store(self, feed: Feed, parsed: Parsed) -> Stored:
+    async def _store(self, feed: Feed, delivery: Delivery, parsed: Parsed) -> Stored:
         if parsed.confirm_url:
             await self._confirm(feed, parsed.confirm_url)
         try:
-            stored = await self._inbox.store(feed.name, parsed.events) if parsed.events else _NOTHING
+            return await self._intake.store(feed, delivery, parsed, "http")
         except InboxBusy:
             raise NotStored("busy") from None
         except InboxUnavailable:
             raise NotStored("database") from None
-        self._note_stored(feed, parsed, stored)
-        return stored
 
     async def _confirm(self, feed: Feed, url: str) -> None:
         try:
@@ -189,44 +152,16 @@ class Receiver:
             raise NotStored("confirmation") from None
         _log.info("subscription_confirmed", feed=feed.name)
 
-    def _note_stored(self, feed: Feed, parsed: Parsed, stored: Stored) -> None:
-        self._counters.note(feed.name, "stored" if parsed.events else "control")
-        if stored.stored:
-            metrics.events(feed.name, "stored").inc(stored.stored)
-        if stored.repeated:
-            metrics.events(feed.name, "repeated").inc(stored.repeated)
-        for what, n in parsed.anomalies.items():
-            metrics.anomaly(feed.name, what).inc(n)
-            if what == "damaged":
-                self._counters.note(feed.name, what, n)
-
     def _note_refused(self, feed: Feed, reason: str, hint: str) -> None:
-        self._counters.note(feed.name, f"refused:{reason}")
-        if (before := self._quiet.silenced(feed.name, reason)) is not None:
+        self._intake.counters.note(feed.name, f"refused:{reason}")
+        if (before := self._intake.quiet.silenced(feed.name, reason)) is not None:
             _log.warning("delivery_refused", feed=feed.name, reason=reason, hint=hint, unlogged_before=before)
 
     def _put_off(self, feed: Feed, provider: Provider, reason: str) -> web.Response:
-        self._counters.note(feed.name, f"later:{reason}")
-        if (before := self._quiet.silenced(feed.name, f"later:{reason}")) is not None:
+        self._intake.counters.note(feed.name, f"later:{reason}")
+        if (before := self._intake.quiet.silenced(feed.name, f"later:{reason}")) is not None:
             _log.error("delivery_not_stored", feed=feed.name, reason=reason, unlogged_before=before)
         return answers.later(provider.facts.busy_status, reason, self._retry_after)
-
-    def _log_failure(self, event: str, feed: Feed, error: Exception) -> None:
-        # No traceback and no text of the error: both may quote the delivery.
-        if (before := self._quiet.silenced(feed.name, event)) is not None:
-            where = extract_tb(error.__traceback__)[-1]
-            place = f"{where.name}:{where.lineno}"
-            _log.error(event, feed=feed.name, error=type(error).__name__, at=place, unlogged_before=before)
-
-
-def _unread(body: bytes) -> Event:
-    return Event(
-        kind=Kind.UNKNOWN,
-        testimony=Testimony.NONE,
-        message_id=None,
-        event_id=derived_id("unread", body.decode("latin-1")),
-        raw=body,
-    )
 
 
 RECEIVER: Final = web.AppKey("receiver", Receiver)
@@ -236,19 +171,13 @@ RECEIVER: Final = web.AppKey("receiver", Receiver)
 def add_receiver(
     app: web.Application,
     feeds: Mapping[str, Feed],
-    inbox: Inbox,
+    intake: Intake,
     fetch: Fetch,
-    clock: Clock,
-    counters: Counters,
     limits: Limits | None = None,
     providers: Mapping[str, Provider] = PROVIDERS,
-    keep: Keep | None = None,
 ) -> None:
-    """Let an application take deliveries at `/webhooks/{feed}`; run it with `make_runner`.
-
-    `keep` is called with each delivery whose events are stored, and must not wait (an archive).
-    """
-    receiver = Receiver(feeds, inbox, fetch, clock, counters, limits or Limits(), providers, keep)
+    """Let an application take deliveries at `/webhooks/{feed}`; run it with `make_runner`."""
+    receiver = Receiver(feeds, intake, fetch, limits or Limits(), providers)
     app[RECEIVER] = receiver
     for (method, path), take in receiver.endpoints().items():
         app.router.add_route(method, path, take)

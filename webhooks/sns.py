@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Amazon SNS over HTTPS: is this envelope signed by AWS for one of our topics, and may its subscription be confirmed?
+"""SNS over HTTPS: is this envelope signed for one of our topics, and may its subscription be confirmed?
 
-Sources: Amazon SNS developer guide, "Verifying the signatures of Amazon SNS messages" and "HTTP/HTTPS headers".
+Amazon's own and services that are compatible with it. Sources: Amazon SNS developer guide, "Verifying the signatures of
+Amazon SNS messages" and "HTTP/HTTPS headers".
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -14,11 +17,11 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 import msgspec
+from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.hashes import SHA1, SHA256, HashAlgorithm
-from cryptography.x509 import load_pem_x509_certificate
 
 from webhooks.payload import iso_time, load_object
 from webhooks.provider import BadPayload, Delivery, Feed, Fetch, FetchError, Later, Parsed, Refused, Verdict, Verified
@@ -32,7 +35,6 @@ _TYPES: Final = (NOTIFICATION, SUBSCRIPTION, UNSUBSCRIPTION)
 _TOPIC: Final = re.compile(r"arn:(aws|aws-cn|aws-us-gov):sns:([a-z0-9-]+):[0-9]{12}:[A-Za-z0-9_-]+")
 _DOMAINS: Final = {"aws": "amazonaws.com", "aws-us-gov": "amazonaws.com", "aws-cn": "amazonaws.com.cn"}
 _QUERY: Final = re.compile(r'[!"$-~]+')  # printable ASCII without space and #
-_CERTIFICATE_NAME: Final = re.compile(r"SimpleNotificationService-[A-Za-z0-9]+\.pem")
 # A topic signs with SHA-1 unless it is told otherwise (its SignatureVersion attribute).
 _HASHES: Final[dict[str, HashAlgorithm]] = {"1": SHA1(), "2": SHA256()}  # noqa: S303
 
@@ -49,6 +51,11 @@ _TYPE: Final = Refused("message_type", "unknown SNS message type, or another one
 _MISSING: Final = Refused("missing", "the SNS envelope lacks a field, or one of them is no single line of text")
 _VERSION: Final = Refused("signature_version", "SNS signature version is neither 1 nor 2")
 _CERTIFICATE_URL: Final = Refused("certificate_url", "SigningCertURL is not on the SNS host of the topic's region")
+_ISSUER: Final = Refused(
+    "certificate_issuer",
+    "the signing certificate does not go back to the provider's authority; if that was renewed, put its new chain into"
+    " the folder of feeds.<name>.certificates",
+)
 _SUBSCRIBE_URL: Final = Refused("subscribe_url", "SubscribeURL does not confirm this topic on its own SNS host")
 _DATES: Final = Refused("certificate_dates", "the signing certificate is not valid now: clock skew suspected")
 _SIGNATURE: Final = Refused("signature", "the SNS signature does not match its certificate")
@@ -79,13 +86,45 @@ class Certificate(NamedTuple):
     key: RSAPublicKey
     begins: datetime
     ends: datetime
+    whole: x509.Certificate
 
 
-async def verify(delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One operator of SNS: where it serves what of a topic, and what proves its signing certificates."""
+
+    host: Callable[[str], str | None]
+    """Returns the host that confirms subscriptions, by the topic's ARN; None where that is no ARN of this service."""
+    folder: Callable[[str], str | None]
+    """Returns the URL under which signing certificates lie, with a slash at its end, by the topic's ARN."""
+    certificate_name: re.Pattern[str]
+    """What the rest of a signing certificate's URL looks like."""
+    authority: bytes | None = None
+    """PEM of the authority that signing certificates must go back to; None: that they lie in `folder` proves them."""
+    chain: str = ""
+    """Name of the file, in `folder`, that holds the authorities between. One of this name among the feed's pinned
+    certificates is trusted instead of both."""
+
+
+def topic_host(arn: str) -> str | None:
+    """Return the SNS host of a topic's partition and region, or None where the text is no topic's ARN."""
+    found = _TOPIC.fullmatch(arn)
+    return f"sns.{found[2]}.{_DOMAINS[found[1]]}" if found else None
+
+
+def _topic_folder(arn: str) -> str | None:
+    host = topic_host(arn)
+    return f"https://{host}/" if host else None
+
+
+AWS: Final = Service(topic_host, _topic_folder, re.compile(r"SimpleNotificationService-[A-Za-z0-9]+\.pem"))
+
+
+async def verify(delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch, service: Service = AWS) -> Verdict:
     """Say whether a delivery comes from one of the feed's topics. Never raises for hostile input.
 
     An envelope is judged by its signature; where no topics are configured, and for raw delivery, only a credential
-    carried by the request counts. `Later` means that the signing certificate could not be had.
+    carried by the request counts. `Later` means that the signing certificate, or its chain, could not be had.
     """
     fields = _fields(delivery.body)
     if fields is None or delivery.headers.get("x-amz-sns-rawdelivery", "").lower() == "true":
@@ -95,13 +134,17 @@ async def verify(delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) ->
     envelope = _envelope(fields)
     if envelope is None:
         return _MISSING
-    if objection := _objection(envelope, delivery, feed):
+    if objection := _objection(envelope, delivery, feed, service):
         return objection
-    certificate = await _certificate(envelope, feed, fetch)
-    return _judge(envelope, certificate, now, feed.tolerance) if certificate else Later("certificate")
+    pem = await _obtain(envelope.signing_cert_url, feed, fetch)
+    certificate = read_certificate(pem) if pem else None
+    if certificate is None:
+        return Later("certificate")
+    unproved = await _unproved(certificate.whole, envelope, feed, now, fetch, service)
+    return unproved or _judge(envelope, certificate, now, feed.tolerance)
 
 
-def control(fields: dict[str, Any]) -> Parsed | None:
+def control(fields: dict[str, Any], service: Service = AWS) -> Parsed | None:
     """Return what an outermost envelope says about the subscription itself, or None where it carries a message.
 
     A confirmation has its URL only where that is on the topic's own SNS host. Nothing is ever to be confirmed after an
@@ -110,7 +153,7 @@ def control(fields: dict[str, Any]) -> Parsed | None:
     kind = fields.get("Type")
     if kind == SUBSCRIPTION:
         envelope = _envelope(fields)
-        url = confirmation_url(envelope) if envelope else None
+        url = confirmation_url(envelope, service) if envelope else None
         return Parsed(control="subscription_confirmation", confirm_url=url)
     if kind == UNSUBSCRIPTION:
         return Parsed(control="unsubscribe_confirmation", anomalies={"unsubscribed": 1})
@@ -134,35 +177,29 @@ def string_to_sign(envelope: Envelope) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def topic_host(arn: str) -> str | None:
-    """Return the SNS host of a topic's partition and region, or None where the text is no topic's ARN."""
-    found = _TOPIC.fullmatch(arn)
-    return f"sns.{found[2]}.{_DOMAINS[found[1]]}" if found else None
-
-
-def certificate_name(url: str, topic_arn: str) -> str | None:
+def certificate_name(url: str, topic_arn: str, service: Service = AWS) -> str | None:
     """Return the file name of a signing certificate's URL, or None where the URL must not be fetched.
 
-    Only `https://<SNS host of the topic>/SimpleNotificationService-<letters, digits>.pem` passes, so that neither port,
-    user information, query nor another host can hide in it.
+    Only a name of the service's own kind in its own folder passes, for AWS `https://<SNS host of the topic>/
+    SimpleNotificationService-<letters, digits>.pem`, so that neither port, user information, query nor another host can
+    hide in it.
     """
-    name = _after(url, topic_arn, "/")
-    return name if name and _CERTIFICATE_NAME.fullmatch(name) else None
+    name = _after(url, service.folder(topic_arn))
+    return name if name and service.certificate_name.fullmatch(name) else None
 
 
-def confirmation_url(envelope: Envelope) -> str | None:
+def confirmation_url(envelope: Envelope, service: Service = AWS) -> str | None:
     """Return the URL that confirms a subscription, or None unless it does so for this topic on its own SNS host."""
-    url = envelope.subscribe_url or ""
-    query = _after(url, envelope.topic_arn, "/?")
+    url, host = envelope.subscribe_url or "", service.host(envelope.topic_arn)
+    query = _after(url, f"https://{host}/?" if host else None)
     if not query or not _QUERY.fullmatch(query):
         return None
     asked = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] in ("Action", "TopicArn")]
     return url if sorted(asked) == [("Action", "ConfirmSubscription"), ("TopicArn", envelope.topic_arn)] else None
 
 
-def _after(url: str, topic_arn: str, path: str) -> str | None:
-    host = topic_host(topic_arn)
-    return url.removeprefix(f"https://{host}{path}") if host and url.startswith(f"https://{host}{path}") else None
+def _after(url: str, begin: str | None) -> str | None:
+    return url.removeprefix(begin) if begin and url.startswith(begin) else None
 
 
 def _fields(body: bytes) -> dict[str, Any] | None:
@@ -191,14 +228,14 @@ def _by_credential(delivery: Delivery, feed: Feed, fields: dict[str, Any] | None
     return Verified() if not confirms and carries_credential(delivery, feed.secrets) else otherwise
 
 
-def _objection(envelope: Envelope, delivery: Delivery, feed: Feed) -> Refused | None:
+def _objection(envelope: Envelope, delivery: Delivery, feed: Feed, service: Service) -> Refused | None:
     announced = delivery.headers.get("x-amz-sns-message-type", envelope.type)
     checks = (
         (_TYPE, envelope.type in _TYPES and announced == envelope.type),
         (_OTHER_TOPIC, envelope.topic_arn in feed.topics),
         (_VERSION, envelope.signature_version in _HASHES),
-        (_CERTIFICATE_URL, certificate_name(envelope.signing_cert_url, envelope.topic_arn) is not None),
-        (_SUBSCRIBE_URL, envelope.type != SUBSCRIPTION or confirmation_url(envelope) is not None),
+        (_CERTIFICATE_URL, certificate_name(envelope.signing_cert_url, envelope.topic_arn, service) is not None),
+        (_SUBSCRIBE_URL, envelope.type != SUBSCRIPTION or confirmation_url(envelope, service) is not None),
     )
     return next((refused for refused, passed in checks if not passed), None)
 
@@ -220,17 +257,72 @@ def _judge(envelope: Envelope, certificate: Certificate, now: datetime, toleranc
 _fetched: dict[str, bytes] = {}
 
 
-async def _certificate(envelope: Envelope, feed: Feed, fetch: Fetch) -> Certificate | None:
-    url = envelope.signing_cert_url
-    if pem := _pinned(feed, url.rpartition("/")[2]) or _fetched.get(url):
-        return read_certificate(pem)
+async def _obtain(url: str, feed: Feed, fetch: Fetch, *, anew: bool = False) -> bytes | None:
+    """Return what lies at a URL that was checked: pinned, remembered (unless it is wanted `anew`) or fetched."""
+    known = _pinned(feed, url.rpartition("/")[2]) or (None if anew else _fetched.get(url))
+    if known:
+        return known
     try:
         pem = await fetch(url)
     except FetchError:
         return None
-    if certificate := read_certificate(pem):
+    if read_certificate(pem):
         _remember(url, pem)
-    return certificate
+    return pem
+
+
+async def _unproved(
+    certificate: x509.Certificate, envelope: Envelope, feed: Feed, now: datetime, fetch: Fetch, service: Service
+) -> Verdict | None:
+    """Return why a signing certificate is not proved to be the service's, or None where it is."""
+    if service.authority is None:
+        return None
+    if pinned := _pinned(feed, service.chain):
+        return None if _goes_back(certificate, read_certificates(pinned), (), now) else _ISSUER
+    trusted = read_certificates(service.authority)
+    for anew in (False, True):  # the authorities between are renewed sooner than the one that is trusted
+        between = await _obtain(f"{service.folder(envelope.topic_arn)}{service.chain}", feed, fetch, anew=anew)
+        if between is None:
+            return Later("certificate")
+        if _goes_back(certificate, trusted, read_certificates(between), now):
+            return None
+    return _ISSUER
+
+
+def _goes_back(
+    certificate: x509.Certificate,
+    trusted: Sequence[x509.Certificate],
+    between: Sequence[x509.Certificate],
+    now: datetime,
+) -> bool:
+    """Say whether authorities that are valid now lead from one of the trusted to a certificate."""
+    proved = list(trusted)
+    for authority in proved:  # it grows on the way
+        if _issued(certificate, authority, now):
+            return True
+        proved += [other for other in between if other not in proved and _issued(other, authority, now)]
+    return False
+
+
+def _issued(certificate: x509.Certificate, authority: x509.Certificate, now: datetime) -> bool:
+    if not authority.not_valid_before_utc <= now <= authority.not_valid_after_utc or not _may_issue(authority):
+        return False
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def _may_issue(authority: x509.Certificate) -> bool:
+    try:
+        extensions = authority.extensions
+        return (
+            extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+            and extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
+        )
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
+        return False
 
 
 def _pinned(feed: Feed, name: str) -> bytes | None:
@@ -250,10 +342,19 @@ def _remember(url: str, pem: bytes) -> None:
 def read_certificate(pem: bytes) -> Certificate | None:
     """Return what is needed of a PEM certificate, or None where it is none or holds no RSA key."""
     try:
-        certificate = load_pem_x509_certificate(pem)
+        certificate = x509.load_pem_x509_certificate(pem)
         key = certificate.public_key()
     except (ValueError, UnsupportedAlgorithm):
         return None
     if not isinstance(key, RSAPublicKey):
         return None
-    return Certificate(key, certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+    return Certificate(key, certificate.not_valid_before_utc, certificate.not_valid_after_utc, certificate)
+
+
+@lru_cache(maxsize=_FETCHED_AT_MOST)
+def read_certificates(pem: bytes) -> tuple[x509.Certificate, ...]:
+    """Return the certificates of a PEM text in their order, none where one of them can't be read."""
+    try:
+        return tuple(x509.load_pem_x509_certificates(pem))
+    except ValueError:
+        return ()

@@ -15,8 +15,7 @@ from reconciler.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reconciler.endpoints import Endpoint
-    from webhooks.asking import Change
+    from reconciler.endpoints import Endpoint, Step
     from webhooks.provider import Feed
 
 UNKNOWN_URL: Final = "<receiver.public_url>/webhooks/{feed}"
@@ -25,7 +24,7 @@ feed_option = click.option("--feed", metavar="FEED", callback=feed_text, help="O
 
 @click.group(cls=Root)
 def endpoints() -> None:
-    """Show, check or set up the webhooks at the providers."""
+    """Look after the webhooks at the providers: show, check, apply."""
 
 
 @endpoints.command(cls=Command, epilog="Example: reconciler endpoints show --feed sendgrid-main")
@@ -33,7 +32,10 @@ def endpoints() -> None:
 @json_option
 @click.pass_obj
 def show(app: App, feed: str | None, as_json: bool) -> None:
-    """Say what to enter where: URL, events, authentication, and what makes our key come back."""
+    """Say what to enter where at the provider.
+
+    URL, events, authentication, what makes our key come back, and traps.
+    """
     from webhooks.registry import PROVIDERS
 
     steps = {}
@@ -69,10 +71,10 @@ def _feeds(app: App, feed: str | None) -> Mapping[str, Feed]:
 @json_option
 @click.pass_obj
 def check(app: App, feed: str | None, as_json: bool) -> None:
-    """Ask the providers whether the webhooks are as they should be. Needs each feed's api_key.
+    """Ask the providers whether the webhooks are in order.
 
-    Exits with 3 where something has to be changed, or could not be looked at. The daemon does the same once a day,
-    since providers switch off webhooks that fail; reconciler status shows what it found.
+    Needs each feed's api_key. Exits with 3 where something has to be changed, or could not be looked at. The daemon
+    does the same once a day, since providers switch off webhooks that fail; reconciler status shows what it found.
     """
     from reconciler.endpoints import finding_of
 
@@ -90,14 +92,18 @@ def check(app: App, feed: str | None, as_json: bool) -> None:
 @endpoints.command(cls=Command, epilog="Example: reconciler endpoints apply --feed postmark-main --dry-run")
 @feed_option
 @click.option("--dry-run", is_flag=True, help="Say what would be changed, and change nothing.")
+@json_option
 @click.pass_obj
-def apply(app: App, feed: str | None, dry_run: bool) -> None:
-    """Set up or repair the webhooks at the providers. What is there already and right is left alone.
+def apply(app: App, feed: str | None, dry_run: bool, as_json: bool) -> None:
+    """Set up or repair the webhooks at the providers.
 
-    A new key that a provider answers is printed once, to be put into the feed's secrets.
+    What is there already and right is left alone. A new key that a provider answers is printed once, to be put into the
+    feed's secrets.
     """
-    failed = asyncio.run(_applied(app, feed, dry_run))
-    if failed:
+    steps = asyncio.run(_applied(app, feed, dry_run, quiet=as_json))
+    if as_json:
+        say_json(steps)
+    if failed := [f"{step.feed}: {step.text}: {step.problem}" for step in steps if step.problem]:
         raise Failed("\n".join(failed))
 
 
@@ -128,38 +134,30 @@ def _url(app: App, feed: str) -> str:
     return url
 
 
-async def _applied(app: App, feed: str | None, dry_run: bool) -> list[str]:
-    """Make the changes, feed by feed, and return what failed."""
-    from reconciler.endpoints import look, opened_apis
+async def _applied(app: App, feed: str | None, dry_run: bool, *, quiet: bool) -> list[Step]:
+    """Make the changes, feed by feed, and return how each went."""
+    from reconciler.endpoints import Step, look, make, opened_apis
 
-    failed = []
+    steps = []
     feeds = _askable(app, feed)
     async with opened_apis(feeds) as apis:
         for name, one in feeds.items():
             endpoint = await look(one, _url(app, name), apis[name])
             if endpoint.problem:
-                failed.append(f"{name}: {endpoint.problem}")
-            elif not endpoint.changes:
+                steps.append(Step(name, "look at the webhook", problem=endpoint.problem))
+            elif not endpoint.changes and not quiet:
                 say(f"{name}: as it should be")
             for change in endpoint.changes:
-                if why := await _made(name, change, dry_run):
-                    failed.append(f"{name}: {change.text}: {why}")
+                steps.append(Step(name, change.text) if dry_run else await make(name, change))
+                if not quiet:
+                    _say_step(steps[-1])
+                if steps[-1].problem:
                     break  # what comes next builds on it
-    return failed
+    return steps
 
 
-async def _made(feed: str, change: Change, dry_run: bool) -> str | None:
-    """Make a change and say so; return why it failed."""
-    from webhooks.asking import ApiError
-
-    if dry_run:
-        say(f"{feed}: would {change.text}")
-        return None
-    try:
-        told = await change.make()
-    except ApiError as error:
-        return str(error)
-    say(f"{feed}: {change.text}: done")
-    if told:
-        say(f"{feed}: {told}")
-    return None
+def _say_step(step: Step) -> None:
+    if not step.problem:
+        say(f"{step.feed}: {step.text}: done" if step.done else f"{step.feed}: would {step.text}")
+    if step.told:
+        say(f"{step.feed}: {step.told}")

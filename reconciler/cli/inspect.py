@@ -200,7 +200,8 @@ def _say_story(key: str, story: Story) -> None:
 def providers(name: str | None, as_json: bool) -> None:
     """List the providers, or what is known of one.
 
-    Where our key goes, signatures, redelivery, look-up, and the sources of all that.
+    Where our key goes and comes back, signatures, redelivery (so, how long the receiver may be down), idempotency,
+    look-up, set-up, and the sources of all that.
     """
     from webhooks.registry import PROVIDERS
 
@@ -211,11 +212,20 @@ def providers(name: str | None, as_json: bool) -> None:
         say_json(facts)
     elif name:
         for field, value in facts[name].items():
-            say(f"{field.replace('_', ' ') + ':':26}{_fact(value)}")
+            _say_fact(field.replace("_", " "), value)
     else:
-        columns = ("title", "redelivers_for", "same_key_window", "first_event_is_delivery")
-        rows = [(n, *(_fact(f[column]) for column in columns)) for n, f in facts.items()]
-        say_table(("NAME", "PROVIDER", "REDELIVERS FOR", "KEEPS OUR KEY FOR", "FIRST EVENT IS A DELIVERY"), rows)
+        columns = ("title", "redelivers_for", "same_key_window", "finds_by", "lists", "first_event_is_delivery")
+        header = ("NAME", "PROVIDER", "REDELIVERS FOR", "KEEPS OUR KEY FOR", "FOUND BY", "LISTS", "FIRST IS A DELIVERY")
+        say_table(header, [(n, *(_fact(f[column]) for column in columns)) for n, f in facts.items()])
+
+
+def _say_fact(field: str, value: object) -> None:
+    if field == "setup" and isinstance(value, tuple):
+        say("setup:")
+        for number, step in enumerate(value, 1):
+            say(f"  {number}. {step}")
+    else:
+        say(f"{field + ':':26}{_fact(value)}")
 
 
 def _fact(value: object) -> object:
@@ -228,6 +238,8 @@ def _fact(value: object) -> object:
             return "yes" if value else "no"
         case str() | int():
             return value
+        case tuple():
+            return ", ".join(map(str, value))
     return format_duration(value)  # type: ignore[arg-type]
 
 

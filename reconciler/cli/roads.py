@@ -59,11 +59,12 @@ def replay(
     endpoint_url: str | None,
     as_json: bool,
 ) -> None:
-    """Feed deliveries that were kept through the same parse and store as live ones.
+    """Store deliveries again that were kept.
 
-    SOURCE is a file, a folder, or s3://bucket/prefix: saved bodies, NDJSON (SES through Firehose, one event a line), or
-    the archive's own files; each may be gzipped. Doing it again changes nothing. What is damaged is named and skipped,
-    and then the exit status is 1. While it runs the feed's silence releases nothing.
+    They go through the same parse and store as live ones. SOURCE is a file, a folder, or s3://bucket/prefix: saved
+    bodies, NDJSON (SES through Firehose, one event a line), or the archive's own files; each may be gzipped. Doing it
+    again changes nothing. What is damaged is named and skipped, and then the exit status is 1. While it runs the feed's
+    silence releases nothing.
     """
     _refuse_unknown_feed(app, feed)
     place = _source(app, source, region, endpoint_url)
@@ -137,7 +138,7 @@ def _say_summary(summary: Summary) -> None:
 @json_option
 @click.pass_obj
 def backfill(app: App, feed: str, since: datetime, until: datetime | None, as_json: bool) -> None:
-    """Pull a span of time from a provider's API into the stored events.
+    """Pull what a provider lists of a span of time.
 
     For when the receiver was down for longer than the provider delivers again. Needs the feed's api_key; providers that
     list nothing say so. What is there already is not stored twice; a run that was broken off is resumed. While it runs
@@ -172,7 +173,7 @@ def backfill(app: App, feed: str, since: datetime, until: datetime | None, as_js
 @json_option
 @click.pass_obj
 def lookup(app: App, key: str, as_json: bool) -> None:
-    """Ask a send's provider about it, and keep what it says as evidence.
+    """Ask a send's provider about it, and keep the answer.
 
     KEY is a send key or a wire key. The answer is accepted, rejected, absent or silent; absent needs a later send that
     was accepted and is found by the same kind of question. Needs the feed's api_key. Nothing is released by it.

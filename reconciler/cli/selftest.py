@@ -38,12 +38,12 @@ def selftest() -> None:
 @json_option
 @click.pass_obj
 def correlation(app: App, feed: str, wait: str, command: tuple[str, ...], as_json: bool) -> None:
-    """Send one stamped message and say whether its key comes back, in which events, and after how long.
+    """Say whether a provider brings our key back.
 
-    COMMAND sends one message through the provider (its sandbox will do), merged with the stamp that it finds in its
-    environment: SEND_KEY, and as JSON STAMP_BODY, STAMP_HEADERS, STAMP_SMTP_HEADERS; MESSAGE_ID where the provider lets
-    us choose it. Without COMMAND the stamp is printed, for you to send by hand. The receiver must be running. Exits
-    with 1 where the key does not come back.
+    In which events of one stamped message, and after how long. COMMAND sends the message through the provider (its
+    sandbox will do), merged with the stamp that it finds in its environment: SEND_KEY, and as JSON STAMP_BODY,
+    STAMP_HEADERS, STAMP_SMTP_HEADERS; MESSAGE_ID where the provider lets us choose it. Without COMMAND the stamp is
+    printed, for you to send by hand. The receiver must be running. Exits with 1 where the key does not come back.
     """
     from reconciler import composition
 

@@ -19,6 +19,13 @@ VIEWS = {
     "mailgun": ("mailgun", "MailgunTrackingWebhookView"),
     "postmark": ("postmark", "PostmarkTrackingWebhookView"),
     "resend": ("resend", "ResendTrackingWebhookView"),
+    "brevo": ("brevo", "BrevoTrackingWebhookView"),
+    "mailjet": ("mailjet", "MailjetTrackingWebhookView"),
+    "sparkpost": ("sparkpost", "SparkPostTrackingWebhookView"),
+    "mandrill": ("mandrill", "MandrillCombinedWebhookView"),
+    "mailersend": ("mailersend", "MailerSendTrackingWebhookView"),
+    "mailtrap": ("mailtrap", "MailtrapTrackingWebhookView"),
+    "postal": ("postal", "PostalTrackingWebhookView"),
 }
 
 
@@ -46,7 +53,13 @@ def _view(esp: str) -> Any:
             DEFAULT_CHARSET="utf-8",
             SECRET_KEY="for tests",
             USE_TZ=True,
-            ANYMAIL={"WEBHOOK_SECRET": "user:password", "MAILGUN_WEBHOOK_SIGNING_KEY": "key"},
+            ANYMAIL={
+                "WEBHOOK_SECRET": "user:password",
+                "MAILGUN_WEBHOOK_SIGNING_KEY": "key",
+                "MANDRILL_WEBHOOK_KEY": "key",
+                "MAILERSEND_SIGNING_SECRET": "key",
+                "POSTAL_WEBHOOK_KEY": "key",
+            },
         )
     module, name = VIEWS[esp]
     with warnings.catch_warnings():

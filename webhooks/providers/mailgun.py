@@ -1,16 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mailgun, v3 Messages and JSON webhooks: one event about one recipient in each POST, its signature inside the body."""
+"""Mailgun, v3 Messages and webhooks: one event about one recipient in each POST, its signature inside the body.
+
+Webhooks are JSON; those set up long ago are still forms, which are read as the JSON that says the same.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+import math
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 
+from webhooks.asking import Api, ApiError, Change, Pages, Query, credential, items
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
-from webhooks.payload import at, load, load_object, short, text_at, unix_time
+from webhooks.forms import form_fields
+from webhooks.payload import at, first, load, load_object, short, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -37,22 +51,24 @@ from webhooks.signature import (
 )
 
 FACTS: Final = Facts(
-    title="Mailgun (v3 Messages, JSON webhooks)",
+    title="Mailgun (v3 Messages, webhooks)",
     key_slot=(
         "form field v:send_key (SMTP: JSON in the header X-Mailgun-Variables); comes back as event-data.user-variables"
-        ".send_key. Recipients can read it; more than 4 KB of variables are cut off in events [mailgun/documentation"
-        " user_manual.rst, mailgun/mailgun-mcp-server openapi.yaml]"
+        ".send_key, in legacy forms as X-Mailgun-Variables of message-headers or as a field send_key. Recipients can"
+        " read it; more than 4 KB of variables are cut off in events [mailgun/documentation user_manual.rst,"
+        " mailgun/mailgun-mcp-server openapi.yaml, anymail/webhooks/mailgun.py]"
     ),
     first_evidence="accepted: taken and queued [documentation.mailgun.com user-manual/events/event-types]",
     event_id=(
         "event-data.id, unique within a day [mailgun/documentation api-events.rst], so with the UTC day of the event's"
-        " own timestamp; the message id beside it tells the domains of an account apart. Not the signature's token:"
-        " whether a retry repeats it is not documented"
+        " own timestamp; the message id beside it tells the domains of an account apart. Legacy forms have none: a hash"
+        " over message, event, recipient, time, URL and IP address. Not the signature's token: whether a retry repeats"
+        " it is not documented"
     ),
     authentication=(
-        "hex HMAC-SHA256 over timestamp and token, inside the JSON body; the body itself is not covered, so a captured"
-        " signature fits any body. secrets: the HTTP webhook signing key, which is not the API key; events of a"
-        " subaccount are signed with the parent account's key too"
+        "hex HMAC-SHA256 over timestamp and token, inside the JSON or form; the body itself is not covered, so a"
+        " captured signature fits any body. secrets: the HTTP webhook signing key, which is not the API key; events of"
+        " a subaccount are signed with the parent account's key too"
         " [documentation.mailgun.com user-manual/webhooks/securing-webhooks, anymail/django-anymail#153]"
     ),
     signs_body=False,
@@ -63,18 +79,41 @@ FACTS: Final = Facts(
     ),
     redelivers_for=timedelta(hours=8),
     look_up=(
-        "not by our key: GET /v3/{domain}/events by recipient and time, then compare user-variables; a page is to be"
-        " trusted after about 30 minutes [mailgun/documentation api-events.rst]"
+        "not by our key: GET /v3/{domain}/events by recipient and time, then compare user-variables; what was rejected"
+        " has no recipient and is asked for apart. A page is to be trusted after half an hour; events are kept for a"
+        " day on free plans, else for 3 to 30; deprecated for the Logs API, whose filters are not published. api_key:"
+        " an API key; api_scope: the sending domain; api_url: https://api.eu.mailgun.net for domains in the EU"
+        " [mailgun/documentation api-events.rst, mailgun/mailgun-mcp-server openapi.yaml]"
     ),
     registration=(
-        "POST /v3/domains/{domain}/webhooks with id (accepted, delivered, temporary_fail, permanent_fail, opened,"
-        " clicked, unsubscribed, complained) and url [mailgun/mailgun-mcp-server openapi.yaml]"
+        "POST /v4/domains/{domain}/webhooks with url and event_types (accepted, delivered, temporary_fail,"
+        " permanent_fail, opened, clicked, unsubscribed, complained); three URLs an event type, 300 requests a minute"
+        " [mailgun/mailgun-mcp-server openapi.yaml, mailgun/documentation api-webhooks.rst]"
     ),
     sources=(
         "github.com/mailgun/documentation (2024-07), github.com/mailgun/mailgun-mcp-server openapi.yaml (2026-07),"
         " documentation.mailgun.com, github.com/mailgun/mailgun-go events/enums.go"
     ),
-    key_is_echoed_in="every event but delayed bounces, whose user-variables are empty",
+    native_key=(
+        "none: no field or header of its API is one, and v:idempotency-key would be a variable like any other"
+        " [mailgun/mailgun-mcp-server openapi.yaml]"
+    ),
+    finds_by="recipient",
+    lists=True,
+    settles_after=timedelta(minutes=30),
+    setup=(
+        "Sending > Webhooks, the domain: add {url} for each event type (an event type takes three URLs at most)",
+        "The event types are accepted, delivered, temporary and permanent failure, opened, clicked, unsubscribed, spam",
+        "Add it to the domain or to the account, not to both: each event would come twice",
+        "Set secrets to the HTTP webhook signing key (it is not the API key); a new one replaces the old at once",
+        "Send v:send_key with each message, by SMTP the header X-Mailgun-Variables; in a batch, one key a recipient",
+        "Switch on the domain's open and click tracking, if opened and clicked are wanted",
+        "For look-ups, set api_key, api_scope to the domain and, in the EU, api_url to https://api.eu.mailgun.net",
+    ),
+    key_is_echoed_in=(
+        "every event but delayed bounces, whose user-variables are empty: those are stored and joined by message id"
+        " where exactly one row has it; else they decide nothing"
+    ),
 )
 
 MEANINGS: Final = MappingProxyType(
@@ -86,13 +125,30 @@ MEANINGS: Final = MappingProxyType(
         "unsubscribed": (Kind.UNSUBSCRIBED, Testimony.ACCEPTED),
         "complained": (Kind.COMPLAINED, Testimony.ACCEPTED),
         "rejected": (Kind.REJECTED, Testimony.REJECTED),  # no webhook of its own; seen in the Events API
+        "bounced": (Kind.BOUNCED, Testimony.ACCEPTED),  # of legacy forms
         "stored": (Kind.INBOUND, Testimony.NONE),
     }
 )
-"""What each value of `event` means and proves, but `failed` [documentation.mailgun.com events/event-types]."""
+"""What each value of `event` means and proves, but `failed` and, in legacy forms, `dropped`
+[documentation.mailgun.com events/event-types, anymail/webhooks/mailgun.py]."""
 
 _NEVER_TRIED: Final = frozenset({"605", "606", "607"})
 """Codes of failures by a suppression list: bounced, unsubscribed, complained [mailgun/mailgun-go events/enums.go]."""
+
+_EVENT_TYPES: Final = (
+    *("accepted", "delivered", "temporary_fail", "permanent_fail"),
+    *("opened", "clicked", "unsubscribed", "complained"),
+)
+_MAX_URLS: Final = 3
+"""URLs that one event type is posted to [mailgun/mailgun-mcp-server openapi.yaml]."""
+
+_FAILURES: Final = ("failed", "dropped")
+_REASONED: Final = (*_FAILURES, "bounced", "rejected")
+
+_API: Final = "https://api.mailgun.net"
+_PLAIN_ADDRESS: Final = re.compile(r"(?!.*xn--)[a-z0-9._@+-]+")
+"""Addresses that are written in one way only and mean themselves as a filter expression, in which words and signs have
+a meaning [mailgun/documentation api-events.rst]. Others are not filtered by."""
 
 
 class _Headers(msgspec.Struct, gc=False, rename="kebab"):
@@ -113,6 +169,7 @@ class _EventData(msgspec.Struct, gc=False, rename="kebab"):
     severity: str | None = None
     reason: str | None = None
     url: str | None = None
+    ip: str | None = None
     message: _Message | None = None
     user_variables: Any = None
     flags: Any = None
@@ -159,11 +216,11 @@ class Mailgun:
             return NO_SECRET
         if carries_credential(delivery, feed.secrets):
             return Verified()
-        return _judge_signature(_signature_block(delivery.body), signing_secrets(feed.secrets), feed, now)
+        return _judge_signature(_signature_block(delivery), signing_secrets(feed.secrets), feed, now)
 
     def parse(self, delivery: Delivery) -> Parsed:
-        """Return the one event of a JSON webhook. Legacy form posts raise BadPayload."""
-        data = _event_data(delivery.body)
+        """Return the one event of a webhook, JSON or a legacy form."""
+        data = _event_data(delivery)
         send_key = _send_key(data.user_variables)
         message_id = _message_id(data.message)
         occurred_at = unix_time(data.timestamp)
@@ -177,10 +234,30 @@ class Mailgun:
             send_key=None if incoming else send_key,  # others write what comes in
             recipient=data.recipient or None,
             occurred_at=occurred_at,
-            reason=_reason(data) if data.event in ("failed", "rejected") else None,
+            reason=_reason(data) if data.event in _REASONED else None,
             raw=delivery.body,
         )
         return Parsed((event,))
+
+    async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
+        """Yield the events of a span of time, for one recipient where the query names it; ids are the webhooks'."""
+        begin, end = math.floor(query.since.timestamp()), math.ceil(query.until.timestamp())
+        span = {"begin": str(begin), "end": str(end), "ascending": "yes", "limit": "300"}
+        for filters in _filters(query.recipient):
+            async for item in _listed(feed, api, {**span, **filters}):
+                raw = json.dumps({"event-data": item}).encode()  # as its webhook says it, so it is read in one way
+                for event in self.parse(Delivery(raw, {})).events:
+                    yield event
+
+    async def changes(self, url: str, feed: Feed, api: Api) -> list[Change]:
+        """Return one change for each event type that is not posted to the URL; other URLs stay as they are."""
+        domain, login = _domain(feed), _login(feed)
+        reply = await api.call("GET", f"{_base(feed)}/v3/domains/{domain}/webhooks", headers=login)
+        there = at(reply.value, "webhooks")
+        if not isinstance(there, dict):
+            raise ApiError("garbage", "the API's answer does not list the domain's webhooks")
+        urls = {name: _urls(there, name) for name in _EVENT_TYPES}
+        return [_addition(name, urls[name], url, feed, api) for name in _EVENT_TYPES if url not in urls[name]]
 
     def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
         """Return an example delivery, by Mailgun's names of events and webhooks or by normalised kinds."""
@@ -195,12 +272,12 @@ class Mailgun:
         return sample_delivery(msgspec.json.encode(body), feed.secrets, {} if keys else None, needs)
 
 
-def _signature_block(body: bytes) -> _Signature:
+def _signature_block(delivery: Delivery) -> _Signature:
     try:
-        return _SIGNED.decode(body).signature
+        return _SIGNED.decode(delivery.body).signature
     except (msgspec.DecodeError, RecursionError):
         try:
-            block = load_object(body).get("signature")
+            block = _webhook(delivery).get("signature")
         except BadPayload:
             return _Signature()
         return _Signature(*(text_at(block, name) for name in _Signature.__struct_encode_fields__))
@@ -210,7 +287,7 @@ def _judge_signature(block: _Signature, keys: tuple[str, ...], feed: Feed, now: 
     timestamp, token = block.timestamp, block.token
     given = [signature for signature in (block.signature, block.parent_signature) if signature]
     if not (timestamp and token and given):
-        return Refused("missing", "no signature in a JSON body; Mailgun's legacy form webhooks are not read")
+        return Refused("missing", "no signature in the body: is it a webhook of Mailgun?")
     message = f"{timestamp}{token}".encode("utf-8", "surrogatepass")
     wanted = [hmac_sha256(key, message).hex() for key in keys]
     if not any([same(signature, want) for signature in given for want in wanted]):
@@ -218,11 +295,11 @@ def _judge_signature(block: _Signature, keys: tuple[str, ...], feed: Feed, now: 
     return judge_age(timestamp, now, feed.tolerance)
 
 
-def _event_data(body: bytes) -> _EventData:
+def _event_data(delivery: Delivery) -> _EventData:
     try:
-        return _WEBHOOK.decode(body).event_data
-    except (msgspec.DecodeError, RecursionError):  # odd characters, or not Mailgun's JSON at all
-        data = at(_object(body), "event-data")
+        return _WEBHOOK.decode(delivery.body).event_data
+    except (msgspec.DecodeError, RecursionError):  # a form, odd characters, or not Mailgun's at all
+        data = _webhook(delivery).get("event-data")
     if not isinstance(data, dict):
         raise BadPayload("no event-data object: not a webhook of Mailgun")
     return _lenient(data)
@@ -230,7 +307,7 @@ def _event_data(body: bytes) -> _EventData:
 
 def _lenient(data: dict[str, Any]) -> _EventData:
     """Return the fields whatever their types: an odd one must not lose the event."""
-    texts = ("event", "id", "recipient", "severity", "reason", "url")
+    texts = ("event", "id", "recipient", "severity", "reason", "url", "ip")
     others = ("user_variables", "flags", "routes", "delivery_status", "reject")
     at_time = unix_time(data.get("timestamp"))
     return _EventData(
@@ -241,11 +318,54 @@ def _lenient(data: dict[str, Any]) -> _EventData:
     )
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _webhook(delivery: Delivery) -> dict[str, Any]:
+    """Return the JSON of a webhook; of a legacy form, the JSON that says the same."""
     try:
-        return load_object(body)
+        return load_object(delivery.body)
     except BadPayload:
-        raise BadPayload("no JSON object; Mailgun's legacy form webhooks are not read") from None
+        if delivery.body.lstrip().startswith(b"{"):
+            raise
+    return _as_json(_form(delivery))
+
+
+def _form(delivery: Delivery) -> list[tuple[str, str]]:
+    boundary = delivery.body.partition(b"\r\n")[0]
+    if boundary.startswith(b"--"):  # what was kept of a multipart form has no header that says so
+        content_type = f'multipart/form-data; boundary="{boundary[2:].decode("latin-1")}"'
+        delivery = replace(delivery, headers={"content-type": content_type})
+    return form_fields(delivery)
+
+
+def _as_json(fields: list[tuple[str, str]]) -> dict[str, Any]:
+    # The user's variables lie among Mailgun's fields. Of two of one name Mailgun's is the first, but of those of the
+    # signature the last [anymail/webhooks/mailgun.py].
+    form, last = dict(reversed(fields)), dict(fields)
+    incoming = "X-Mailgun-Incoming" in form or form.keys() >= {"sender", "from"}
+    if not incoming and "event" not in form:
+        raise BadPayload("neither JSON nor a form of Mailgun's legacy webhooks")
+    description = first(form.get(name) for name in ("description", "error", "notification"))
+    return {
+        "signature": {name: last.get(name) for name in ("timestamp", "token", "signature")},
+        "event-data": {
+            # What a route passes on holds the headers of a stranger's mail as fields, `event` may be one of them.
+            "event": "stored" if incoming else form["event"],
+            "timestamp": last.get("timestamp"),
+            "message": {"headers": {"message-id": form.get("Message-Id") or form.get("message-id")}},
+            "user-variables": {"send_key": _form_key(form)},
+            "delivery-status": {"code": form.get("code"), "description": description},
+            **{name: form.get(name) for name in ("recipient", "reason", "url", "ip")},
+        },
+    }
+
+
+def _form_key(form: Mapping[str, str]) -> str | None:
+    """Return our key from the message's own variables; opens, clicks and unsubscribes have it as a field only."""
+    headers = _loaded(form.get("message-headers", ""))
+    for header in headers if isinstance(headers, list) else ():
+        match header:
+            case ["X-Mailgun-Variables", variables] if key := _send_key(variables):
+                return key
+    return form.get("send_key")
 
 
 def _message_id(message: _Message | None) -> str | None:
@@ -254,17 +374,20 @@ def _message_id(message: _Message | None) -> str | None:
 
 
 def _send_key(variables: Any) -> str | None:
-    if isinstance(variables, str):  # Mailgun's Logs API writes the variables as JSON text
-        try:
-            variables = load(variables.encode("utf-8", "surrogatepass"))
-        except BadPayload:
-            return None
-    return text_at(variables, "send_key")
+    # The Logs API and the header of a message write the variables as JSON text.
+    return text_at(_loaded(variables) if isinstance(variables, str) else variables, "send_key")
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return load(text.encode("utf-8", "surrogatepass"))
+    except BadPayload:
+        return None
 
 
 def _meaning(data: _EventData, *, incoming: bool) -> tuple[Kind, Testimony]:
     name = data.event or ""
-    kind, testimony = _failure(data) if name == "failed" else MEANINGS.get(name, UNKNOWN)
+    kind, testimony = _failure(data) if name in _FAILURES else MEANINGS.get(name, UNKNOWN)
     if not incoming:
         return kind, testimony
     return Kind.INBOUND if kind is Kind.QUEUED else kind, Testimony.NONE
@@ -273,8 +396,9 @@ def _meaning(data: _EventData, *, incoming: bool) -> tuple[Kind, Testimony]:
 def _failure(data: _EventData) -> tuple[Kind, Testimony]:
     if data.severity == "temporary":
         return Kind.DEFERRED, Testimony.ACCEPTED
-    suppressed = (data.reason or "").startswith("suppress-")
-    if suppressed or text_at(data.delivery_status, "code") in _NEVER_TRIED:
+    code, description = (text_at(data.delivery_status, name) for name in ("code", "description"))
+    suppressed = (data.reason or "").startswith("suppress-") or (description or "").startswith("Not delivering to")
+    if suppressed or code in _NEVER_TRIED:
         return Kind.REJECTED, Testimony.REJECTED
     return Kind.BOUNCED, Testimony.ACCEPTED
 
@@ -294,7 +418,8 @@ def _is_incoming(data: _EventData, send_key: str | None) -> bool:
 def _event_id(data: _EventData, message_id: str | None, occurred_at: datetime | None) -> str:
     if data.id:
         return bounded_id(f"{data.id}:{occurred_at.date().isoformat()}" if occurred_at else data.id)
-    return derived_id("mailgun", message_id, repr(data.timestamp), data.event, data.severity, data.recipient, data.url)
+    rest = (data.event, data.severity, data.recipient, data.url, data.ip)
+    return derived_id("mailgun", message_id, repr(data.timestamp), *rest)
 
 
 def _reason(data: _EventData) -> str | None:
@@ -307,28 +432,85 @@ def _reason(data: _EventData) -> str | None:
     return short(" ".join(filter(None, words)))
 
 
-_BOUNCED: Final = {
-    "severity": "permanent",
-    "reason": "bounce",
-    "delivery-status": {"code": 550, "message": "no such user"},
-}
-_DEFERRED: Final = {
-    "severity": "temporary",
-    "reason": "generic",
-    "delivery-status": {"code": 451, "message": "try later"},
-}
-_SUPPRESSED: Final = {"severity": "permanent", "reason": "suppress-bounce", "delivery-status": {"code": 605}}
+def _base(feed: Feed) -> str:
+    return feed.api_url or _API
 
-_SAMPLES: Final[dict[str, dict[str, object]]] = {
-    "accepted": {"event": "accepted"},
-    "queued": {"event": "accepted"},
+
+def _domain(feed: Feed) -> str:
+    return quote(credential(feed.api_scope, "api_scope", feed), safe="")
+
+
+def _login(feed: Feed) -> dict[str, str]:
+    key = credential(feed.api_key, "api_key", feed)
+    return {"Authorization": "Basic " + base64.b64encode(f"api:{key}".encode()).decode()}
+
+
+def _filters(recipient: str | None) -> list[dict[str, str]]:
+    if recipient and _PLAIN_ADDRESS.fullmatch(recipient):
+        return [{"recipient": recipient}, {"event": "rejected"}]  # what was rejected has no recipient
+    return [{}]
+
+
+async def _listed(feed: Feed, api: Api, params: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
+    """Yield the items of all pages: each names a next one, the last of them is empty [api-events.rst]."""
+    url, login, pages = f"{_base(feed)}/v3/{_domain(feed)}/events", _login(feed), Pages()
+    reply = await api.call("GET", url, headers=login, params=params)
+    while found := items(reply.value, "items"):
+        for item in found:
+            if text_at(item, "event") is None:
+                raise ApiError("garbage", "the API lists something that is no event")
+            yield item
+        # Of the next page's address only its own part is used: our credential goes to no other place.
+        page = (text_at(reply.value, "paging", "next") or "").partition("/events/")[2]
+        if not page:
+            raise ApiError("garbage", "the API names no next page after one that is not empty")
+        pages.turn(page)
+        reply = await api.call("GET", f"{url}/{page}", headers=login)
+
+
+def _urls(there: dict[str, Any], name: str) -> list[Any]:
+    urls = at(there, name, "urls")  # an event type that isn't set is null or missing
+    return urls if isinstance(urls, list) else []
+
+
+def _addition(name: str, others: list[Any], url: str, feed: Feed, api: Api) -> Change:
+    if len(others) < _MAX_URLS:
+        return Change(f"add the endpoint to the URLs of {name}", partial(_add, name, url, feed, api))
+    text = f"remove a URL of {name} by hand: there are {_MAX_URLS}, as many as Mailgun takes, and none is the endpoint"
+    return Change(text, partial(_only_say, text))
+
+
+async def _only_say(text: str) -> str:
+    return text
+
+
+async def _add(name: str, url: str, feed: Feed, api: Api) -> None:
+    reply = await api.call(
+        "POST",
+        f"{_base(feed)}/v4/domains/{_domain(feed)}/webhooks",
+        headers=_login(feed),
+        form={"url": url, "event_types": name},
+        expect=(400,),
+    )
+    if reply.status == HTTPStatus.BAD_REQUEST and "already exists" not in (text_at(reply.value, "Reason") or ""):
+        raise ApiError("refused", "Mailgun refused the URL: public DNS has to know its host")
+
+
+_ACCEPTED: Final = {"event": "accepted"}
+_BOUNCED: Final = {"event": "failed", "severity": "permanent", "reason": "bounce", "delivery-status": {"code": 550}}
+_DEFERRED: Final = {"event": "failed", "severity": "temporary", "reason": "generic", "delivery-status": {"code": 451}}
+_SUPPRESSED: Final = {**_BOUNCED, "reason": "suppress-bounce", "delivery-status": {"code": 605}}
+
+_SAMPLES: Final[Mapping[str, Mapping[str, object]]] = {
+    "accepted": _ACCEPTED,
+    "queued": _ACCEPTED,
     "delivered": {"event": "delivered"},
-    "failed": {"event": "failed", **_BOUNCED},
-    "permanent_fail": {"event": "failed", **_BOUNCED},
-    "bounced": {"event": "failed", **_BOUNCED},
-    "temporary_fail": {"event": "failed", **_DEFERRED},
-    "deferred": {"event": "failed", **_DEFERRED},
-    "rejected": {"event": "failed", **_SUPPRESSED},
+    "failed": _BOUNCED,
+    "permanent_fail": _BOUNCED,
+    "bounced": _BOUNCED,
+    "temporary_fail": _DEFERRED,
+    "deferred": _DEFERRED,
+    "rejected": _SUPPRESSED,
     "opened": {"event": "opened"},
     "clicked": {"event": "clicked", "url": "https://example.com/"},
     "complained": {"event": "complained"},

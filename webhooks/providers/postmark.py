@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import urlencode
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
+from webhooks.asking import Api, ApiError, Change, Query, credential, items
 from webhooks.event import Event, Kind, Testimony, derived_id
 from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
 from webhooks.provider import (
@@ -52,18 +60,39 @@ FACTS: Final = Facts(
     ),
     redelivers_for=timedelta(minutes=21),
     look_up=(
-        "by our key: GET /messages/outbound?metadata_send_key=..., 45 days unless set otherwise; dates are US Eastern"
-        " time [postmarkapp.com/developer/api/messages-api]"
+        "by our key: GET /messages/outbound?metadata_send_key=... with the server's API token (api_key) in one message"
+        " stream (api_scope; outbound if empty); it shows 45 days unless set otherwise, at most 10,000 messages a"
+        " question, and dates in US Eastern time [postmarkapp.com/developer/api/messages-api]. How soon it shows a send"
+        " is not documented: 15 min are allowed for"
     ),
     registration=(
         "POST /webhooks with X-Postmark-Server-Token: Url, MessageStream, HttpAuth or HttpHeaders, Triggers; ten URLs a"
-        " message stream [ActiveCampaign/postmark-skills]"
+        " message stream [postmarkapp.com/developer/api/webhooks-api, ActiveCampaign/postmark-skills]"
     ),
     sources=(
         "postmarkapp.com/developer, github.com/ActiveCampaign/postmark.js (2026-02), github.com/ActiveCampaign/"
         "postmark-skills (2026-02), github.com/api-evangelist/postmark (2026-08)"
     ),
-    key_is_echoed_in="every event of a message; not in suppressions made by hand, which belong to no message",
+    native_key=(
+        "none: a send that is repeated is a second send; message streams do not de-duplicate"
+        " [api-evangelist/postmark conventions, ActiveCampaign/postmark-skills]"
+    ),
+    finds_by="key",
+    kept_for=timedelta(days=45),
+    lists=True,
+    setup=(
+        "Servers > your server > your message stream > Webhooks > Add webhook: enter {url}",
+        "Tick Delivery, Bounce, Spam complaint, Open, Link click and Subscription change",
+        "Basic auth: invent a user and a long password and set secrets to basic:USER:PASSWORD; Postmark signs nothing",
+        "Nothing is to be switched on for the key: Metadata.send_key comes back by itself",
+        "For look-ups set api_key to the server's API token and api_scope to the stream; each stream has its own feed",
+        "Inactive recipients of a message to several get no event at all: send to one recipient at a time",
+    ),
+    key_is_echoed_in=(
+        "every event of a message. Suppressions made or lifted by hand (SubscriptionChange without MessageID) belong to"
+        " no message: they are stored and decide nothing. An event that lost its metadata is stored and joined by"
+        " message id where exactly one row has it; else it decides nothing"
+    ),
     first_event_is_delivery=True,
 )
 
@@ -120,6 +149,19 @@ _SUPPRESSIONS: Final = MappingProxyType(
 )
 """What each `SuppressionReason` of a SubscriptionChange means [ActiveCampaign/postmark.js models]."""
 
+_STATES: Final = MappingProxyType(
+    {"sent": (Kind.SENT, _ACCEPTED), "processed": (Kind.QUEUED, _ACCEPTED), "queued": (Kind.QUEUED, _ACCEPTED)}
+)
+"""What each `Status` of an outbound message means and proves [ActiveCampaign/postmark.js OutboundMessageStatus]."""
+
+_TRIGGERS: Final = ("Delivery", "Bounce", "SpamComplaint", "Open", "Click", "SubscriptionChange")
+_API: Final = "https://api.postmarkapp.com"
+_STREAM: Final = "outbound"
+"""The stream of messages that name none [postmarkapp.com/support/article/1207-how-to-create-and-send-...]."""
+_PAGE: Final = 500
+_MOST: Final = 10_000
+"""Messages on a page, and of one question [postmarkapp.com/developer/api/messages-api]."""
+
 _WITHOUT_MESSAGE: Final = frozenset({"Subscribe", "Unsubscribe"})
 _TIMES: Final = ("DeliveredAt", "BouncedAt", "ReceivedAt", "ChangedAt")
 
@@ -165,6 +207,37 @@ class Postmark:
         body = msgspec.json.encode(_sample_record(kind, wire_key, now))
         needs = "the feed has no credential to carry: set feeds.<name>.secrets to basic:user:password"
         return sample_delivery(body, feed.secrets, None, needs)
+
+    async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
+        """Yield the message that carries the key, or all of the span, as the Messages API lists them."""
+        spans = [query]
+        while spans:
+            span = spans.pop()
+            read, total = 0, 1
+            while read < total:
+                total, messages = await _page(span, feed, api, read)
+                if total > _MOST:
+                    spans += _halves(span)
+                    break
+                if read < total and not messages:
+                    raise ApiError("garbage", "the API listed fewer messages than it announced")
+                for event in chain.from_iterable(map(_listed, messages)):
+                    yield event
+                read += len(messages)
+
+    async def changes(self, url: str, feed: Feed, api: Api) -> list[Change]:
+        """Return what the webhook with our URL lacks in the feed's message stream, or its creation."""
+        carried = list(_carried(url, feed.secrets))
+        if not carried:
+            raise ApiError("unconfigured", f"set feeds.{feed.name}.secrets to basic:user:password: nothing is signed")
+        stream = feed.api_scope or _STREAM
+        answer = await _call(api, feed, "GET", "/webhooks", params={"MessageStream": stream})
+        for webhook in items(answer, "Webhooks"):
+            if _bare(text_at(webhook, "Url") or "") == url:
+                return _corrections(webhook, carried, feed, api)
+        body = {**carried[0], "MessageStream": stream, "Triggers": _switched_on({})}
+        text = f"create the webhook of message stream {stream} with {', '.join(_TRIGGERS)}"
+        return [Change(text, partial(_write, api, feed, "POST", "/webhooks", body))]
 
 
 def _meaning(record: dict[str, Any], message_id: str | None) -> tuple[Kind, Testimony]:
@@ -221,6 +294,116 @@ def _reason(record: dict[str, Any]) -> str | None:
         return None
     words = (text_at(record, "Type"), text_at(record, "Details") or text_at(record, "Description"))
     return short(" ".join(filter(None, words)))
+
+
+async def _call(api: Api, feed: Feed, method: str, path: str, **sent: Any) -> Any:
+    headers = {"X-Postmark-Server-Token": credential(feed.api_key, "api_key", feed)}
+    return (await api.call(method, (feed.api_url or _API) + path, headers=headers, **sent)).value
+
+
+async def _page(query: Query, feed: Feed, api: Api, offset: int) -> tuple[int, list[Any]]:
+    """Return how many messages there are, and those from the given one on. Raises ApiError."""
+    begin, end = _eastern(query.since, query.until)
+    params = {
+        "count": str(min(_PAGE, _MOST - offset)),
+        "offset": str(offset),
+        "fromdate": begin,
+        "todate": end,
+        "messagestream": feed.api_scope or _STREAM,
+        **({"metadata_send_key": query.wire_key} if query.wire_key else {}),
+    }
+    answer = await _call(api, feed, "GET", "/messages/outbound", params=params)
+    total = text_at(answer, "TotalCount") or ""  # a text in the vendor's own types
+    if not total.isdecimal():
+        raise ApiError("garbage", "no TotalCount in the API's answer")
+    return int(total), items(answer, "Messages")
+
+
+def _eastern(since: datetime, until: datetime) -> tuple[str, str]:
+    """Return a span by New York's clocks, whole seconds outwards.
+
+    Across a change of the clocks, and where this host does not know it, both offsets count: nothing is left out.
+    """
+    try:
+        zone = ZoneInfo("America/New_York")
+        offsets = [time.astimezone(zone).utcoffset() or timedelta() for time in (since, until)]
+    except ZoneInfoNotFoundError:
+        offsets = [timedelta(hours=-5), timedelta(hours=-4)]
+    begin, end = since.astimezone(UTC) + min(offsets), until.astimezone(UTC) + max(offsets) + timedelta(seconds=1)
+    return begin.strftime("%Y-%m-%dT%H:%M:%S"), end.strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _halves(query: Query) -> list[Query]:
+    if query.until - query.since <= timedelta(seconds=1):
+        raise ApiError("too_many", f"more than {_MOST} messages within a second, which the API can't list")
+    middle = query.since + (query.until - query.since) / 2
+    return [replace(query, since=middle), replace(query, until=middle)]
+
+
+def _listed(message: object) -> Iterator[Event]:
+    """Yield what a listed message says of each of its recipients. Raises ApiError."""
+    message_id, recipients = id_at(message, "MessageID"), at(message, "Recipients")
+    if message_id is None or not isinstance(recipients, list):
+        raise ApiError("garbage", "a message of the API's answer has no MessageID or no Recipients")
+    status = (text_at(message, "Status") or "").lower()
+    kind, testimony = _STATES.get(status, UNKNOWN)
+    for recipient in map(text_at, recipients or [None]):
+        yield Event(
+            kind=kind,
+            testimony=testimony,
+            message_id=message_id,
+            event_id=derived_id("postmark", "look-up", message_id, recipient, status),
+            send_key=_send_key(at(message, "Metadata")),
+            recipient=recipient,
+            occurred_at=iso_time(at(message, "ReceivedAt")),
+            reason=short(status) if kind is Kind.UNKNOWN else None,
+            raw=msgspec.json.encode(message),
+        )
+
+
+def _carried(url: str, secrets: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Yield, for each secret, the fields of a webhook that carries it."""
+    for secret in secrets:
+        scheme, _, value = secret.partition(":")
+        name, _, named = value.partition("=")
+        match scheme:
+            case "basic":
+                user, _, password = value.partition(":")
+                yield {"Url": url, "HttpAuth": {"Username": user, "Password": password}}
+            case "bearer":
+                yield {"Url": url, "HttpHeaders": [{"Name": "Authorization", "Value": f"Bearer {value}"}]}
+            case "header":
+                yield {"Url": url, "HttpHeaders": [{"Name": name.strip(), "Value": named}]}
+            case "query":
+                yield {"Url": f"{url}?{urlencode({name: named})}"}
+
+
+def _bare(url: str) -> str:
+    # A person may have written the credential into the URL.
+    return re.sub(r"(?<=://)[^/@]*@", "", url).partition("?")[0]
+
+
+def _corrections(webhook: dict[str, Any], carried: list[dict[str, Any]], feed: Feed, api: Api) -> list[Change]:
+    """Return the one change that a webhook with our URL needs, if any."""
+    off = [name for name in _TRIGGERS if at(webhook, "Triggers", name, "Enabled") is not True]
+    fits = any(all(webhook.get(name) == value for name, value in wanted.items()) for wanted in carried)
+    needs = [f"switch on {', '.join(off)}"] if off else []
+    needs += [] if fits else ["carry the feed's credential"]
+    body = {**({} if fits else carried[0]), "Triggers": _switched_on(webhook.get("Triggers"))}
+    path = f"/webhooks/{text_at(webhook, 'ID')}"
+    text = f"webhook {text_at(webhook, 'ID')}: {' and '.join(needs)}"
+    return [Change(text, partial(_write, api, feed, "PUT", path, body))] if needs else []
+
+
+def _switched_on(triggers: object) -> dict[str, object]:
+    found = {name: at(triggers, name) for name in _TRIGGERS}
+    return {
+        name: {**(options if isinstance(options, dict) else {}), "Enabled": True} for name, options in found.items()
+    }
+
+
+async def _write(api: Api, feed: Feed, method: str, path: str, body: dict[str, Any]) -> None:
+    await _call(api, feed, method, path, json=body)
 
 
 _BOUNCED: Final = {"RecordType": "Bounce", "Type": "HardBounce", "TypeCode": 1, "Details": "smtp;550 no such user"}

@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal
+from urllib.parse import quote
 
-from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
+import msgspec
+
+from webhooks.asking import Api, ApiError, Change, Pages, Query, credential, items
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, normal_recipient
 from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
 from webhooks.provider import (
     UNKNOWN,
@@ -56,14 +61,37 @@ FACTS: Final = Facts(
     ),
     redelivers_for=timedelta(hours=27),
     look_up=(
-        "not by our key: the same request with the same Idempotency-Key answers with the first id for 24 hours; later"
-        " GET /emails (by cursor, no filter) and GET /emails/{id} [resend/resend-openapi]"
+        "by time and recipient: GET /emails lists newest first, without filter or tags; GET /emails/{id} shows the"
+        " tags, where our key is compared [resend/resend-node 6.22, resend.com/changelog/list-sent-emails-endpoint]. It"
+        " needs an api_key of full access and keeps 30 days; one call an e-mail, 2 calls/s. What was sent by SMTP shows"
+        " no tags. How soon it shows a send is not documented: 15 min are allowed for"
     ),
     registration="POST /webhooks {endpoint, events} answers id and signing_secret [resend/resend-openapi]",
     sources="github.com/resend/resend-openapi, resend-node 6.22, resend.com/docs, github.com/svix/svix-docs",
     same_key_window=timedelta(hours=24),
+    native_key=(
+        "header Idempotency-Key (by SMTP Resend-Idempotency-Key), kept 24 hours: the same request is answered with the"
+        " first id and nothing is sent; 409 invalid_idempotent_request proves that an earlier request with the key was"
+        " taken, 409 concurrent_idempotent_requests only that one is running"
+        " [resend.com/docs/dashboard/emails/idempotency-keys]"
+    ),
+    finds_by="recipient",
+    kept_for=timedelta(days=30),
+    lists=True,
     tolerance=timedelta(minutes=5),
-    key_is_echoed_in="every email.* event of an outbound message",
+    setup=(
+        "Webhooks > Add webhook: enter {url}",
+        "Tick every event that begins with email., but not email.received",
+        "Copy the signing secret (whsec_...) of this webhook into secrets; while it is rotated keep both",
+        "Nothing is to be switched on for the key: the tag send_key comes back by itself",
+        "For look-ups and this set-up set api_key to an API key of full access; a sending key can't read",
+        "Send to one recipient at a time: events of a message to several don't say which of them they are about",
+        "After about 5 days of failure Resend disables the webhook: switch it on again here, and replay there",
+    ),
+    key_is_echoed_in=(
+        "every email.* event of an outbound message; contact.*, domain.* and suppression.* are about no send. An event"
+        " that lost it is stored and joined by message id where exactly one row has it; else it decides nothing"
+    ),
 )
 
 MEANINGS: Final = MappingProxyType(
@@ -83,6 +111,20 @@ MEANINGS: Final = MappingProxyType(
 )
 """What each value of `type` means and proves; others (contact.*, domain.*, suppression.*) speak of no send
 [resend/resend-node webhook-event.interface.ts, resend/resend-openapi]."""
+
+_STATES: Final = MappingProxyType(
+    {
+        **{name.removeprefix("email."): meaning for name, meaning in MEANINGS.items()},
+        "queued": (Kind.QUEUED, Testimony.ACCEPTED),
+        "canceled": (Kind.FAILED, Testimony.REJECTED),  # it was scheduled, and somebody took it back
+    }
+)
+"""What each `last_event` of an e-mail means and proves [resend/resend-openapi Email]."""
+
+_API: Final = "https://api.resend.com"
+_PAGE: Final = 100
+"""Items on a page, at most [resend/resend-openapi PaginationLimit]."""
+_EVENTS: Final = tuple(name for name, (_, testimony) in MEANINGS.items() if testimony is not Testimony.NONE)
 
 _SUPPRESSED: Final = (Kind.REJECTED, Testimony.REJECTED)
 _REASONS: Final = (("bounce", "message"), ("failed", "reason"), ("suppressed", "message"))
@@ -139,6 +181,29 @@ class Resend:
         """Return what is wrong with a secret that is no `whsec_` signing secret."""
         return standard_webhook_objection(value) if setting == "secrets" else None
 
+    async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
+        """Yield each e-mail of the span, to the query's recipient if there is one, as it is retrieved by its id.
+
+        Raises ApiError where one of a recipient's shows no key: sent by SMTP, it may be the sought one.
+        """
+        found, unnamed = False, False
+        async for listed in _emails(query.since, feed, api):
+            if _time(listed) > query.until or not _is_to(listed, query.recipient):
+                continue
+            event = _state(await _call(api, feed, "GET", f"/emails/{quote(_id(listed), safe='')}"))
+            found, unnamed = found or event.send_key == query.wire_key, unnamed or event.send_key is None
+            yield event
+        if query.recipient and unnamed and not found:
+            raise ApiError("garbage", "an e-mail to this recipient shows no tag send_key, so it may be the sought one")
+
+    async def changes(self, url: str, feed: Feed, api: Api) -> list[Change]:
+        """Return what the webhook with our URL lacks, or its creation, which answers its signing secret."""
+        async for webhook in _pages("/webhooks", feed, api):
+            if (text_at(webhook, "endpoint") or "").partition("?")[0] == url:
+                return _corrections(webhook, feed, api)
+        text = f"create the webhook with {', '.join(_EVENTS)}"
+        return [Change(text, partial(_create, {"endpoint": url, "events": list(_EVENTS)}, feed, api))]
+
 
 def _meaning(name: str, data: object) -> tuple[Kind, Testimony]:
     return _SUPPRESSED if _is_old_suppression(name, data) else MEANINGS.get(name, UNKNOWN)
@@ -171,9 +236,13 @@ def _pairs(value: object) -> Iterator[tuple[Any, Any]]:
         yield from ((at(entry, "name"), at(entry, "value")) for entry in value)
 
 
-def _recipient(data: object) -> str | None:
+def _everybody(data: object) -> list[Any]:
     listed = [at(data, field) for field in ("to", "cc", "bcc")]
-    everybody = [address for entry in listed for address in (entry if isinstance(entry, list) else [entry]) if address]
+    return [address for entry in listed for address in (entry if isinstance(entry, list) else [entry]) if address]
+
+
+def _recipient(data: object) -> str | None:
+    everybody = _everybody(data)
     if len(everybody) > 1:
         return None  # the event doesn't say which of them it is about
     return text_at(everybody[0]) if everybody else text_at(data, "email")
@@ -183,6 +252,89 @@ def _event_id(name: str, body: dict[str, Any]) -> str:
     data = at(body, "data")
     rest = [text_at(data, *path) for path in (("email_id",), *_TELLS_APART)]
     return derived_id("resend", name, text_at(body, "created_at"), _recipient(data), *rest)
+
+
+async def _call(api: Api, feed: Feed, method: str, path: str, **sent: Any) -> Any:
+    headers = {"Authorization": f"Bearer {credential(feed.api_key, 'api_key', feed)}"}
+    return (await api.call(method, (feed.api_url or _API) + path, headers=headers, **sent)).value
+
+
+async def _pages(path: str, feed: Feed, api: Api) -> AsyncIterator[Any]:
+    """Yield what a list holds, page by page. Raises ApiError."""
+    pages, params, more = Pages(), {"limit": str(_PAGE)}, True
+    while more:
+        answer = await _call(api, feed, "GET", path, params=params)
+        page, more = items(answer, "data"), at(answer, "has_more")
+        for item in page:
+            yield item
+        if not isinstance(more, bool) or (more and not page):
+            raise ApiError("garbage", "the API does not say where its list ends")
+        if more:
+            params["after"] = _id(page[-1])
+            pages.turn(params["after"])
+
+
+async def _emails(since: datetime, feed: Feed, api: Api) -> AsyncIterator[Any]:
+    """Yield listed e-mails, newest first, until one is older. Raises ApiError."""
+    async for listed in _pages("/emails", feed, api):
+        if _time(listed) < since:
+            return
+        yield listed
+
+
+def _id(item: object) -> str:
+    if identity := text_at(item, "id"):
+        return identity
+    raise ApiError("garbage", "an item of the API's answer has no id")
+
+
+def _time(email: object) -> datetime:
+    if time := iso_time(at(email, "created_at")):
+        return time
+    raise ApiError("garbage", "an e-mail of the API's answer has no created_at")
+
+
+def _is_to(email: object, recipient: str | None) -> bool:
+    wanted = normal_recipient(recipient)
+    return wanted is None or any(normal_recipient(text_at(address)) == wanted for address in _everybody(email))
+
+
+def _state(email: object) -> Event:
+    state = text_at(email, "last_event")
+    kind, testimony = _STATES.get(state or "", UNKNOWN)
+    return Event(
+        kind=kind,
+        testimony=testimony,
+        message_id=bounded_id(_id(email)),
+        event_id=derived_id("resend", "look-up", _id(email), state),
+        send_key=_send_key(email),
+        recipient=_recipient(email),
+        occurred_at=_time(email),
+        reason=short(state) if kind is Kind.UNKNOWN else None,
+        raw=msgspec.json.encode(email),
+    )
+
+
+def _corrections(webhook: dict[str, Any], feed: Feed, api: Api) -> list[Change]:
+    """Return the one change that a webhook with our URL needs, if any."""
+    ticked = webhook.get("events")
+    ticked = ticked if isinstance(ticked, list) else []
+    missing = [name for name in _EVENTS if name not in ticked]
+    disabled = webhook.get("status") != "enabled"
+    needs = [f"add {', '.join(missing)}"] if missing else []
+    needs += ["enable it"] if disabled else []
+    body = {"events": [*ticked, *missing], "status": "enabled"}
+    change = Change(f"webhook {_id(webhook)}: {' and '.join(needs)}", partial(_update, _id(webhook), body, feed, api))
+    return [change] if needs else []
+
+
+async def _create(body: Mapping[str, object], feed: Feed, api: Api) -> str:
+    secret = text_at(await _call(api, feed, "POST", "/webhooks", json=body), "signing_secret")
+    return f'set feeds.{feed.name}.secrets to "{secret}"' if secret else "copy the webhook's signing secret to secrets"
+
+
+async def _update(webhook: str, body: Mapping[str, object], feed: Feed, api: Api) -> None:
+    await _call(api, feed, "PATCH", f"/webhooks/{quote(webhook, safe='')}", json=body)
 
 
 def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:

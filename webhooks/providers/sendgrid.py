@@ -8,14 +8,20 @@ among the provider's own fields.
 from __future__ import annotations
 
 import json
+import math
 import re
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 
-from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
+from webhooks.asking import Api, ApiError, Change, Query, Reply, credential, items
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, normal_recipient
 from webhooks.payload import at, has_doubled_names, load_object, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
@@ -71,8 +77,11 @@ FACTS: Final = Facts(
     ),
     redelivers_for=timedelta(hours=24),
     look_up=(
-        "not by our key: POST /v3/logs by recipient, subject, category or time (30 days, no paging), then custom_args"
-        " of GET /v3/logs/{sg_message_id} [twilio/sendgrid-oai tsg_logs_v3]"
+        "not by our key: POST /v3/logs by recipient and time (30 days, 1,000 messages, no paging), then custom_args of"
+        ' GET /v3/logs/{sg_message_id}. How late a message appears is not documented beyond "near real time": 15'
+        " minutes are waited. api_key: an API key that may read Email Logs, of the subuser that sends; api_url:"
+        " https://api.eu.sendgrid.com for EU subusers [twilio/sendgrid-oai tsg_logs_v3,"
+        " twilio.com/docs/sendgrid/api-reference/email-logs]"
     ),
     registration=(
         "POST /v3/user/webhooks/event/settings, then PATCH .../settings/signed/{id} {enabled: true} answers the public"
@@ -82,8 +91,26 @@ FACTS: Final = Facts(
         "github.com/sendgrid/docs, github.com/twilio/sendgrid-oai (2026-01), github.com/sendgrid/sendgrid-python"
         " helpers/eventwebhook, twilio.com/docs/sendgrid"
     ),
+    native_key=(
+        "none: mail send takes no idempotency field or header, and batch_id only cancels or pauses scheduled sends"
+        " [twilio/sendgrid-oai tsg_mail_v3]"
+    ),
+    finds_by="recipient",
+    kept_for=timedelta(days=30),
+    lists=True,
+    setup=(
+        "Settings > Mail Settings > Event Webhooks: create a webhook with the Post URL {url}, and enable it",
+        "Tick all deliverability events: processed, dropped, deferred, delivered, bounced",
+        "Tick all engagement events: opened, clicked, spam reports, unsubscribes, group unsubscribes and resubscribes",
+        "Enable Signed Event Webhook (it can't be while the webhook is made) and set secrets to the Verification Key",
+        "Never switch signing off and on: that makes a new key, and deliveries under it are refused until it is set",
+        "Send custom_args.send_key with each message, by SMTP in X-SMTPAPI unique_args; in a batch, one a recipient",
+        "For look-ups, set api_key and, for EU subusers, api_url to https://api.eu.sendgrid.com",
+    ),
     key_is_echoed_in=(
-        "every event but asynchronous bounces (no id, no arguments: sendgrid/docs#5177) and some unsubscribe events"
+        "every event but asynchronous bounces, which have neither id nor arguments (sendgrid/docs#5177), and some"
+        " unsubscribe events (sendgrid/docs#2862): those are stored and joined by message id where there is one and"
+        " exactly one row has it; else they decide nothing"
     ),
 )
 
@@ -101,9 +128,31 @@ MEANINGS: Final = MappingProxyType(
         "group_unsubscribe": (Kind.UNSUBSCRIBED, Testimony.ACCEPTED),
         "group_resubscribe": (Kind.SUBSCRIBED, Testimony.ACCEPTED),
         "account_status_change": (Kind.UNKNOWN, Testimony.NONE),
+        "cancel_drop": (Kind.REJECTED, Testimony.REJECTED),  # a cancelled scheduled send; seen in Email Logs
     }
 )
-"""What each value of `event` means and proves [twilio.com/docs/sendgrid/for-developers/tracking-events/event]."""
+"""What each value of `event` means and proves [twilio.com/docs/sendgrid/for-developers/tracking-events/event,
+twilio/sendgrid-oai tsg_logs_v3]."""
+
+_ALL_ON: Final = MappingProxyType(
+    {
+        "enabled": True,
+        **dict.fromkeys(("processed", "dropped", "delivered", "deferred", "bounce", "open", "click"), True),
+        **dict.fromkeys(("spam_report", "unsubscribe", "group_unsubscribe", "group_resubscribe"), True),
+    }
+)
+"""The settings of a webhook that make it post all events [twilio/sendgrid-oai tsg_webhooks_v3]."""
+
+_API: Final = "https://api.sendgrid.com"
+_LIMIT: Final = 1_000
+"""The most messages that one search answers; there is no second page [twilio/sendgrid-oai tsg_logs_v3]."""
+
+_PLAIN_ADDRESS: Final = re.compile(r"(?!.*xn--)[a-z0-9._@+-]+")
+"""Addresses that can be asked for, as they are written in one way only: queries are case-sensitive, what quotes do in
+them is not documented [twilio.com/docs/sendgrid/api-reference/email-logs]. Others are compared here."""
+
+_OF_STATUS: Final = MappingProxyType({"bounced": "bounce", "blocked": "bounce"})
+"""The statuses of Email Logs that are not named as their event is."""
 
 _SIGNATURE: Final = "x-twilio-email-event-webhook-signature"
 _TIMESTAMP: Final = "x-twilio-email-event-webhook-timestamp"
@@ -160,6 +209,31 @@ class SendGrid:
         anomalies: dict[str, int] = {}
         events = [_event(raw, anomalies) for raw in split(delivery.body)]
         return Parsed(events, anomalies=anomalies)
+
+    async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
+        """Yield the events of each message of a span of time, to one recipient where the query names it."""
+        url, login = f"{_base(feed)}/v3/logs", _login(feed)
+        span = (math.floor(query.since.timestamp()), math.floor(query.until.timestamp()) + 1)
+        async for message in _listed(url, login, api, query.recipient, span):
+            message_id, recipient = _text(message, "sg_message_id"), text_at(message, "to_email")
+            if query.recipient and recipient and _folded(recipient) != _folded(query.recipient):
+                continue  # somebody else's: its arguments need not be read
+            reply = await api.call("GET", f"{url}/{quote(message_id, safe='')}", headers=login)
+            for event in _logged(reply.value):
+                yield event
+
+    async def changes(self, url: str, feed: Feed, api: Api) -> list[Change]:
+        """Return what makes the webhook of this URL post all events, signed; other webhooks stay as they are."""
+        reply = await _settings(feed, api, "GET", "/all")
+        hook = next((hook for hook in items(reply.value, "webhooks") if at(hook, "url") == url), None)
+        if hook is None:
+            return [Change("create the webhook, for all events and signed", partial(_create, url, feed, api))]
+        found = []
+        if off := [name for name in _ALL_ON if hook.get(name) is not True]:
+            found.append(Change(f"switch on {', '.join(off)}", partial(_switch_on, hook, feed, api)))
+        if not text_at(hook, "public_key"):  # it has one where signing is on
+            found.append(Change("switch on the webhook's signature", partial(_sign, hook, feed, api)))
+        return found
 
     def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
         """Return an example batch of one, where the feed has a credential that the request carries."""
@@ -225,6 +299,94 @@ def _time(value: object) -> datetime | None:
     if isinstance(value, (int, float)) and _MILLISECONDS < value < _MILLISECONDS * 1000:
         value = value / 1000
     return unix_time(value)
+
+
+def _base(feed: Feed) -> str:
+    return feed.api_url or _API
+
+
+def _login(feed: Feed) -> dict[str, str]:
+    return {"Authorization": f"Bearer {credential(feed.api_key, 'api_key', feed)}"}
+
+
+async def _listed(
+    url: str, login: Mapping[str, str], api: Api, recipient: str | None, span: tuple[int, int]
+) -> AsyncIterator[object]:
+    """Yield the messages of a span in seconds since 1970, which is halved until an answer is not full."""
+    since, until = span
+    reply = await api.call("POST", url, headers=login, json={"query": _asked(recipient, span), "limit": _LIMIT})
+    found = items(reply.value, "messages")
+    if len(found) < _LIMIT:
+        for message in found:
+            yield message
+        return
+    if until - since <= 1:
+        raise ApiError("too_many", f"{_LIMIT} messages in one second are as many as the API lists")
+    middle = (since + until) // 2
+    for half in ((since, middle), (middle, until)):
+        async for message in _listed(url, login, api, recipient, half):
+            yield message
+
+
+def _folded(address: str) -> str:
+    return (normal_recipient(address) or "").lower()
+
+
+def _asked(recipient: str | None, span: tuple[int, int]) -> str:
+    since, until = (f'TIMESTAMP "{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"' for seconds in span)
+    query = f"sg_message_id_created_at >= {since} AND sg_message_id_created_at < {until}"
+    return f"{query} AND to_email = '{recipient}'" if recipient and _PLAIN_ADDRESS.fullmatch(recipient) else query
+
+
+def _logged(message: object) -> Iterator[Event]:
+    """Yield the events of a message in Email Logs, each put as its webhook would; the arguments lie apart here."""
+    own = {"email": text_at(message, "to_email"), "sg_message_id": _text(message, "sg_message_id")}
+    status, arguments = text_at(message, "status"), at(message, "custom_args")
+    if not isinstance(arguments, dict | None):
+        raise ApiError("garbage", "the API's answer holds custom arguments of another form than documented")
+    listed = [event for event in items(message, "events") if at(event, "event") != "received"]  # of the whole request
+    for event in listed or [{"event": _OF_STATUS.get(status or "", status)}]:
+        _text(event, "event")
+        raw = json.dumps({**own, **event, "send_key": text_at(arguments, "send_key")}).encode()
+        yield _built(_fields(raw, {}), raw)
+
+
+async def _settings(
+    feed: Feed, api: Api, method: str, place: str, value: object = None, expect: tuple[int, ...] = ()
+) -> Reply:
+    url = f"{_base(feed)}/v3/user/webhooks/event/settings{place}"
+    return await api.call(method, url, headers=_login(feed), json=value, expect=expect)
+
+
+async def _create(url: str, feed: Feed, api: Api) -> str:
+    value = {"url": url, "friendly_name": "esp-reconciler", **_ALL_ON}
+    reply = await _settings(feed, api, "POST", "", value, expect=(HTTPStatus.BAD_REQUEST,))
+    if reply.status != HTTPStatus.BAD_REQUEST:
+        return await _sign(reply.value, feed, api)
+    for error in items(reply.value, "errors"):
+        if at(error, "url") == url:  # somebody was quicker
+            return await _sign(error, feed, api)
+    raise ApiError("refused", "SendGrid refused the webhook: its URL, or as many as the plan allows are there already")
+
+
+async def _switch_on(hook: object, feed: Feed, api: Api) -> None:
+    await _settings(feed, api, "PATCH", f"/{_id(hook)}", {"url": at(hook, "url"), **_ALL_ON})
+
+
+async def _sign(hook: object, feed: Feed, api: Api) -> str:
+    reply = await _settings(feed, api, "PATCH", f"/signed/{_id(hook)}", {"enabled": True})
+    return f"set feeds.{feed.name}.secrets to {_text(reply.value, 'public_key')}"
+
+
+def _id(hook: object) -> str:
+    return quote(_text(hook, "id"), safe="")
+
+
+def _text(value: object, name: str) -> str:
+    found = text_at(value, name)
+    if found is None:
+        raise ApiError("garbage", f"the API's answer holds no {name}")
+    return found
 
 
 def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Awaitable, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from webhooks import sns
+from webhooks.asking import Api, Change, credential
+from webhooks.aws import aws_failure, open_client, region_of
 from webhooks.event import Event, Kind, Testimony, derived_id
 from webhooks.payload import SHORT, at, first, id_at, iso_time, load, short, text_at
 from webhooks.provider import BadPayload, Delivery, Facts, Feed, Fetch, NoSample, Parsed, Provider, Stamp, Verdict
@@ -39,18 +43,33 @@ FACTS: Final = Facts(
     redelivers_for=timedelta(minutes=1),
     look_up="not by our key; GetMessageInsights by message id only, with VDM on, 1 call/s [BC GetMessageInsights]",
     registration=(
-        "sesv2 CreateConfigurationSetEventDestination with an SnsDestination, then sns Subscribe (https, raw delivery"
-        " off, SignatureVersion 2); the receiver confirms subscriptions of the feed's topics [BC, SES-DG]"
+        "sesv2 CreateConfigurationSetEventDestination with an SnsDestination in a configuration set (api_scope), then"
+        " sns Subscribe (https, raw delivery off, SignatureVersion 2; or sqs); the receiver confirms subscriptions of"
+        " the feed's topics [BC, SES-DG]"
     ),
     sources=(
-        "BC: boto/botocore sesv2/2019-09-27; SES-DG: Amazon SES developer guide (event-publishing-*,"
-        " notification-contents); SNS-DG: Amazon SNS developer guide; SNS-HH: its http-header page; SNS-RAW: its"
-        " raw-message-delivery page; AM-SES: django-anymail's notes on Amazon SES"
+        "BC: boto/botocore sesv2/2019-09-27; SES-API: its v2 reference, TrackingConfigurationOverrides; SES-DG: Amazon"
+        " SES developer guide (event-publishing-*, notification-contents); SNS-DG: Amazon SNS developer guide; SNS-HH:"
+        " its http-header page; SNS-RAW: its raw-message-delivery page; AM-SES: django-anymail's notes on Amazon SES"
     ),
     tolerance=timedelta(hours=8),  # SNS signs the time of publishing, not of the attempt
+    fills_queues=True,
+    native_key="none: neither SendEmail nor SendBulkEmail takes a token of any kind, whatever articles say [BC]",
+    setup=(
+        "Make a configuration set and a standard SNS topic in one region; send each message with that set, or no event",
+        "Set topics to the topic's ARN and api_scope to the set's name here; `endpoints apply` then does steps 3 to 7",
+        "Topic > Access policy: let ses.amazonaws.com publish to it; by API or CLI set its SignatureVersion to 2",
+        "Topic > Create subscription: HTTPS, {url}, raw message delivery off; the running receiver confirms it",
+        "Better, SQS: set queue_url here, subscribe the queue, let sns.amazonaws.com send to it in its access policy",
+        "Configuration set > Event destinations > Add: Amazon SNS, the topic, all types; Opens and Clicks change mails",
+        "Give an HTTPS subscription a dead-letter queue: SNS gives up after a minute, and at once after a 4xx",
+        "Send with the EmailTags and the header X-Send-Key of the stamp; nothing else is to be switched on for the key",
+        "Switch the SDK's own retries off when sending (total_max_attempts 1): they send again without anybody seeing",
+    ),
     key_is_echoed_in=(
         "every event of a configuration set; identity notifications only with original headers included, and no"
-        " headers over 10 KB"
+        " headers over 10 KB. An event without it is stored and joined by message id where exactly one row has it; else"
+        " it decides nothing"
     ),
 )
 
@@ -90,16 +109,20 @@ _STEPS: Final = 8
 _ADDRESS: Final = re.compile(r"[^\s<>@]+@[^\s<>@]+")
 _NEVER_TRIED: Final = ("Suppressed", "OnAccountSuppressionList")
 """Sub-types of bounces and complaints about messages that SES took but never attempted to send [SES-DG contents]."""
-_TELLS_APART: Final = ("feedbackId", "link", "ipAddress", "userAgent")
-_REASONS: Final = (
-    "bounceType",
-    "bounceSubType",
-    "complaintSubType",
-    "complaintFeedbackType",
-    "delayType",
-    "reason",
-    "errorMessage",
+_WANTED: Final = (
+    "SEND",
+    "REJECT",
+    "BOUNCE",
+    "COMPLAINT",
+    "DELIVERY",
+    "RENDERING_FAILURE",
+    "DELIVERY_DELAY",
+    "SUBSCRIPTION",
 )
+"""Types that are switched on [BC EventType]; OPEN and CLICK make SES put a pixel and its links in [SES-API]."""
+_TELLS_APART: Final = ("feedbackId", "link", "ipAddress", "userAgent")
+_KINDS: Final = ("bounceType", "bounceSubType", "complaintSubType", "complaintFeedbackType", "delayType")
+_REASONS: Final = (*_KINDS, "reason", "errorMessage")
 
 
 class _Record(NamedTuple):
@@ -158,6 +181,15 @@ class Ses:
         if setting != "topics" or sns.topic_host(value):
             return None
         return "is no ARN of an SNS topic: write arn:aws:sns:REGION:ACCOUNT:NAME"
+
+    async def changes(self, url: str, feed: Feed, api: Api) -> list[Change]:  # noqa: ARG002 - AWS has clients of its own
+        """Return what is missing on the way from configuration set to topic, and from there to `url` or our queue.
+
+        Configuration set, topic and queue have to exist; what leads elsewhere is left alone.
+        """
+        way = await _way(url, feed)
+        parts = (_topic_changes, _queue_changes, _subscription_changes, _destination_changes)
+        return [change for part in parts for change in await part(way)]
 
 
 def _load(raw: bytes) -> Any:
@@ -283,6 +315,164 @@ def _reason(detail: object, diagnosis: str | None) -> str | None:
     # Cut before the addresses are looked for, which takes time quadratic in the length of a word.
     text = ": ".join(part[: 2 * SHORT] for part in (words, diagnosis) if part)
     return short(_ADDRESS.sub("<address>", text))
+
+
+class _Way(NamedTuple):
+    feed: Feed
+    configuration_set: str
+    topic: str
+    protocol: str
+    endpoint: str
+    """Our URL, or the ARN of our queue."""
+
+
+async def _aws(feed: Feed, service: str, operation: str, **arguments: Any) -> dict[str, Any]:
+    try:
+        async with open_client(service, region_of(feed), feed.endpoint_url) as client:
+            return dict(await getattr(client, operation)(**arguments))
+    except Exception as error:  # noqa: BLE001 - what clients raise can only be named where the extra is installed
+        raise aws_failure(error) from None
+
+
+async def _do(feed: Feed, service: str, operation: str, **arguments: Any) -> None:
+    await _aws(feed, service, operation, **arguments)
+
+
+async def _way(url: str, feed: Feed) -> _Way:
+    configuration_set = credential(feed.api_scope, "api_scope", feed)
+    topic = credential("".join(feed.topics[:1]), "topics", feed)
+    if not feed.queue_url:
+        return _Way(feed, configuration_set, topic, url.partition(":")[0], url)
+    return _Way(feed, configuration_set, topic, "sqs", (await _queue(feed))["QueueArn"])
+
+
+async def _topic(way: _Way) -> dict[str, str]:
+    return dict((await _aws(way.feed, "sns", "get_topic_attributes", TopicArn=way.topic))["Attributes"])
+
+
+async def _queue(feed: Feed) -> dict[str, str]:
+    asked = {"QueueUrl": feed.queue_url, "AttributeNames": ["QueueArn", "Policy"]}
+    return dict((await _aws(feed, "sqs", "get_queue_attributes", **asked))["Attributes"])
+
+
+def _set_topic(way: _Way, name: str, value: str) -> Awaitable[None]:
+    attribute = {"TopicArn": way.topic, "AttributeName": name, "AttributeValue": value}
+    return _do(way.feed, "sns", "set_topic_attributes", **attribute)
+
+
+async def _topic_changes(way: _Way) -> list[Change]:
+    attributes, changes = await _topic(way), []
+    _, partition, _, region, account, _ = way.topic.split(":", 5)
+    source = f"arn:{partition}:ses:{region}:{account}:configuration-set/{way.configuration_set}"
+    sources = {"AWS:SourceAccount": account, "AWS:SourceArn": source}
+    grant = _grant("ses.amazonaws.com", "sns:Publish", way.topic, sources)
+    if attributes.get("SignatureVersion") != "2":
+        signs = partial(_set_topic, way, "SignatureVersion", "2")
+        changes.append(Change("topic: sign with SHA-256 (SignatureVersion 2)", signs))
+    if not _grants(attributes.get("Policy"), grant):
+        changes.append(Change("topic: let the configuration set publish to it", partial(_open_topic, way, grant)))
+    return changes
+
+
+async def _open_topic(way: _Way, grant: Mapping[str, Any]) -> None:
+    await _set_topic(way, "Policy", _with((await _topic(way)).get("Policy"), grant))
+
+
+async def _queue_changes(way: _Way) -> list[Change]:
+    grant = _grant("sns.amazonaws.com", "sqs:SendMessage", way.endpoint, {"aws:SourceArn": way.topic})
+    if way.protocol != "sqs" or _grants((await _queue(way.feed)).get("Policy"), grant):
+        return []
+    return [Change("queue: let the topic send to it", partial(_open_queue, way.feed, grant))]
+
+
+async def _open_queue(feed: Feed, grant: Mapping[str, Any]) -> None:
+    policy = _with((await _queue(feed)).get("Policy"), grant)
+    await _do(feed, "sqs", "set_queue_attributes", QueueUrl=feed.queue_url, Attributes={"Policy": policy})
+
+
+def _grant(service: str, action: str, resource: str, sources: Mapping[str, str]) -> dict[str, Any]:
+    """Return the statement of an access policy."""
+    return {
+        "Sid": "EspReconciler" + derived_id(service, *sources.values())[:16],
+        "Effect": "Allow",
+        "Principal": {"Service": service},
+        "Action": action,
+        "Resource": resource,
+        "Condition": {"StringEquals": dict(sources)},
+    }
+
+
+def _grants(policy: str | None, wanted: Mapping[str, Any]) -> bool:
+    """Say whether a statement of the policy allows what is wanted, under no other conditions."""
+    return any(
+        at(statement, "Effect") == "Allow"
+        and set(_texts(wanted["Principal"])) <= set(_texts(at(statement, "Principal")))
+        and wanted["Action"].lower() in {action.lower() for action in _texts(at(statement, "Action"))}
+        and set(_texts(at(statement, "Condition"))) <= set(_texts(wanted["Condition"]))
+        for statement in _statements(policy)
+    )
+
+
+def _with(policy: str | None, grant: Mapping[str, Any]) -> str:
+    others = [statement for statement in _statements(policy) if at(statement, "Sid") != grant["Sid"]]
+    return json.dumps({"Version": "2012-10-17", **json.loads(policy or "{}"), "Statement": [*others, grant]})
+
+
+def _statements(policy: str | None) -> list[Any]:
+    found = json.loads(policy or "{}").get("Statement", [])
+    return found if isinstance(found, list) else [found]
+
+
+def _texts(value: object) -> Iterable[str]:
+    if isinstance(value, str):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else _list(value)
+    return [text for part in parts for text in _texts(part)]
+
+
+async def _subscription_changes(way: _Way) -> list[Change]:
+    arn = await _subscription(way)
+    if arn is None:
+        ours = {"TopicArn": way.topic, "Protocol": way.protocol, "Endpoint": way.endpoint}
+        return [Change(f"topic: subscribe {way.endpoint}", partial(_do, way.feed, "sns", "subscribe", **ours))]
+    found = await _aws(way.feed, "sns", "get_subscription_attributes", SubscriptionArn=arn)
+    if way.protocol == "sqs" or found["Attributes"].get("RawMessageDelivery") != "true":
+        return []
+    off = {"SubscriptionArn": arn, "AttributeName": "RawMessageDelivery", "AttributeValue": "false"}
+    change = partial(_do, way.feed, "sns", "set_subscription_attributes", **off)
+    return [Change("subscription: switch raw message delivery off, which has no signature", change)]
+
+
+async def _subscription(way: _Way) -> str | None:
+    """Return the ARN of our subscription; one that waits to be confirmed has none yet, and is subscribed again."""
+    asked = {"TopicArn": way.topic}
+    while True:
+        page = await _aws(way.feed, "sns", "list_subscriptions_by_topic", **asked)
+        for found in page.get("Subscriptions", []):
+            ours = (found["Protocol"], found["Endpoint"]) == (way.protocol, way.endpoint)
+            if ours and found["SubscriptionArn"].startswith("arn:"):
+                return str(found["SubscriptionArn"])
+        if not page.get("NextToken"):
+            return None
+        asked["NextToken"] = page["NextToken"]
+
+
+async def _destination_changes(way: _Way) -> list[Change]:
+    place = {"ConfigurationSetName": way.configuration_set}
+    answer = await _aws(way.feed, "sesv2", "get_configuration_set_event_destinations", **place)
+    there = answer.get("EventDestinations", [])
+    ours = [found for found in there if at(found, "SnsDestination", "TopicArn") == way.topic]
+    on = {kind for found in ours if found.get("Enabled") for kind in found["MatchingEventTypes"]}
+    off = [kind for kind in _WANTED if kind not in on]
+    if not off:
+        return []
+    verb, name, kinds = "create", f"esp-reconciler-{derived_id(way.topic)[:8]}", list(_WANTED)
+    if ours:
+        verb, name, kinds = "update", ours[0]["Name"], [*dict.fromkeys([*ours[0]["MatchingEventTypes"], *_WANTED])]
+    destination = {"Enabled": True, "MatchingEventTypes": kinds, "SnsDestination": {"TopicArn": way.topic}}
+    change = partial(_do, way.feed, "sesv2", f"{verb}_configuration_set_event_destination", **place)
+    change = partial(change, EventDestinationName=name, EventDestination=destination)
+    return [Change(f"configuration set: {verb} event destination {name} with {', '.join(off)}", change)]
 
 
 PROVIDER: Final[Provider] = Ses()

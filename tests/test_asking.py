@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The second witness and the back-fill, over a provider's API on loopback and the real database."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from aiohttp import web
+from api_kit import Sent, asked
+from apis.mailgun import Fake
+from kit import claim, confirm, make_older, old_claim, reconcile, row, state
+
+from reconciler import asking
+from reconciler.asking import Backfilled, backfill, look_up_send
+from reconciler.errors import UserError
+from webhooks.asking import ApiError
+from webhooks.event import Answer, wire_key
+from webhooks.provider import Feed
+
+ADA, BEN = "ada@example.org", "ben@example.org"
+HOUR = timedelta(hours=1)
+
+
+@asynccontextmanager
+async def mailgun(
+    sends: list[Sent], spoil: Callable[[web.Request], web.Response | None] = lambda _: None, **settings: bool
+) -> AsyncIterator[tuple[dict[str, Feed], Fake]]:
+    fake = Fake(sends, **settings)
+    async with asked("mailgun", fake, spoil) as (feed, _):
+        yield {"mg": replace(feed, name="mg")}, fake
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+async def ambiguous(db, key: str = "order:1", age: timedelta = 2 * HOUR) -> None:
+    await old_claim(db, key, age, recipient=ADA)
+
+
+async def answered(db, key: str = "order:2", age: timedelta = HOUR) -> None:
+    """A send that the provider took, `age` ago: a control."""
+    fence = (await claim(db, key, recipient=BEN))["fence"]
+    await confirm(db, key, fence, f"m-{key}")
+    await make_older(db, key, age)
+
+
+def took(key: str, recipient: str, age: timedelta) -> Sent:
+    return Sent(wire_key(key), recipient, f"id-{wire_key(key)[:8]}", at=now() - age)
+
+
+async def test_what_a_look_up_finds_is_kept_as_evidence_and_settles_the_row(db) -> None:
+    await ambiguous(db)
+    async with mailgun([took("order:1", ADA, 2 * HOUR)]) as (feeds, _):
+        answer = await look_up_send(db, feeds, "order:1")
+    assert (answer.found.answer, answer.stored.stored) == (Answer.ACCEPTED, 2)
+    assert (
+        await db.fetchval("SELECT DISTINCT source FROM provider_event WHERE wire_key = $1", answer.wire_key)
+        == "look-up"
+    )
+    await reconcile(db)
+    found = await row(db, "order:1")
+    assert (found["state"], found["verdict_source"]) == ("sent", "look-up")
+    assert await db.fetchval("SELECT source FROM verdict WHERE action = 'sent'") == "look-up"
+
+
+async def test_what_the_feed_says_too_is_the_feed_s_verdict(db) -> None:
+    await ambiguous(db)
+    async with mailgun([took("order:1", ADA, 2 * HOUR)]) as (feeds, _):
+        await look_up_send(db, feeds, "order:1")
+    await db.execute("UPDATE provider_event SET source = 'http' WHERE kind = 'delivered'")
+    await reconcile(db)
+    assert (await row(db, "order:1"))["verdict_source"] == "feed"
+
+
+async def test_a_rejection_that_is_looked_up_fails_the_row(db) -> None:
+    await ambiguous(db)
+    async with mailgun([replace(took("order:1", ADA, 2 * HOUR), rejected=True)]) as (feeds, _):
+        assert (await look_up_send(db, feeds, "order:1")).found.answer is Answer.REJECTED
+    await reconcile(db)
+    assert (await row(db, "order:1"))["verdict_source"] == "look-up"
+    assert await state(db, "order:1") == "failed"
+
+
+async def test_absence_is_proved_by_a_later_send_that_the_log_knows_to_be_accepted(db) -> None:
+    await ambiguous(db)
+    async with mailgun([took("order:2", BEN, HOUR)]) as (feeds, fake):
+        assert (await look_up_send(db, feeds, "order:1")).found.reason == "no_control"
+        await answered(db, "order:2")
+        answer = await look_up_send(db, feeds, "order:1")
+        assert (answer.found.answer, answer.stored) == (Answer.ABSENT, (0, 0))
+        fake.sends = []
+        assert (await look_up_send(db, feeds, "order:1")).found.reason == "control_not_found"
+    assert await state(db, "order:1") == "claimed", "a look-up releases nothing by itself"
+
+
+async def test_a_send_that_was_accepted_before_the_claim_s_submit_by_is_no_control(db) -> None:
+    await ambiguous(db)
+    await answered(db, "order:2", 2 * HOUR + timedelta(minutes=2))
+    async with mailgun([took("order:2", BEN, 2 * HOUR)]) as (feeds, _):
+        assert (await look_up_send(db, feeds, "order:1")).found.reason == "no_control"
+
+
+async def test_a_stranger_s_send_to_the_same_recipient_is_no_evidence(db) -> None:
+    await ambiguous(db)
+    await answered(db)
+    async with mailgun([took("order:9", ADA, 2 * HOUR), took("order:2", BEN, HOUR)]) as (feeds, _):
+        answer = await look_up_send(db, feeds, "order:1")
+    assert answer.found.answer is Answer.ABSENT
+    assert await db.fetchval("SELECT count(*) FROM provider_event WHERE source = 'look-up'") == 0
+
+
+async def test_an_installation_s_namespace_holds_for_look_ups_too(db) -> None:
+    await db.execute("UPDATE installation SET namespace = 'shop-a'")
+    await ambiguous(db)
+    key = await db.fetchval("SELECT wire_key('order:1')")
+    theirs = Sent(wire_key("order:1"), ADA, "theirs", at=now() - 2 * HOUR)
+    async with mailgun([theirs]) as (feeds, fake):
+        assert (await look_up_send(db, feeds, "order:1")).found.reason == "no_control"
+        fake.sends = [Sent(key, ADA, "ours", at=now() - 2 * HOUR)]
+        assert (await look_up_send(db, feeds, "order:1")).found.answer is Answer.ACCEPTED
+
+
+async def test_who_can_t_be_asked_is_said_in_a_line(db) -> None:
+    await ambiguous(db)
+    with pytest.raises(UserError, match=r"^no send has the key order:77: "):
+        await look_up_send(db, {}, "order:77")
+    with pytest.raises(UserError, match=r"^the send's feed mg is not configured"):
+        await look_up_send(db, {}, "order:1")
+    answer = await look_up_send(db, {"mg": Feed("mg", "ses")}, "order:1")
+    assert (answer.found.answer, answer.found.reason) == (Answer.SILENT, "unsupported")
+
+
+async def test_a_back_fill_brings_what_the_webhooks_missed_once(db) -> None:
+    sends = [took(f"order:{n}", ADA, n * HOUR + timedelta(minutes=1)) for n in range(1, 6)]
+    await ambiguous(db, "order:3", 3 * HOUR)
+    async with mailgun(sends) as (feeds, _):
+        done = await backfill(db, feeds["mg"], now() - 6 * HOUR, now(), who="test")
+        again = await backfill(db, feeds["mg"], now() - 6 * HOUR, now(), who="test")
+    assert (done.events, done.stored, done.resumed) == (10, 10, False)
+    assert (again.events, again.stored) == (10, 0)
+    assert await db.fetchval("SELECT DISTINCT source FROM provider_event") == "back-fill"
+    await reconcile(db)
+    assert await state(db, "order:3") == "sent"
+
+
+async def test_a_back_fill_that_was_broken_off_goes_on_where_it_was(db) -> None:
+    sends = [took(f"order:{n}", ADA, n * HOUR - timedelta(minutes=1)) for n in range(1, 7)]
+    since, until = now() - 6 * HOUR, now()
+    broken = False
+
+    def spoil(request: web.Request) -> web.Response | None:
+        late = float(request.query.get("begin", 0)) > (since + 2 * HOUR).timestamp() - 1
+        return web.Response(status=403) if late and broken else None
+
+    told: list[datetime] = []
+
+    def tell(done: Backfilled) -> None:
+        told.append(done.done_until)
+
+    async with mailgun(sends, spoil) as (feeds, fake):
+        broken = True
+        with pytest.raises(ApiError, match="^forbidden: "):
+            await backfill(db, feeds["mg"], since, until, who="test", tell=tell)
+        assert told == [since + HOUR, since + 2 * HOUR]
+        broken, asked_before = False, len(fake.requests)
+        done = await backfill(db, feeds["mg"], since, until + timedelta(seconds=1), who="test", tell=tell)
+        assert min(float(r.query.get("begin", "inf")) for r in fake.requests[asked_before:]) >= told[1].timestamp() - 1
+    assert (done.resumed, done.done_until) == (True, until + timedelta(seconds=1))
+    assert await db.fetchval("SELECT count(*) FROM provider_event") == 12
+    assert await db.fetchval("SELECT count(*) FROM backfill WHERE ended_at IS NULL") == 0
+
+
+async def test_while_a_back_fill_runs_the_feed_is_marked(db, monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = []
+
+    def spoil(_: web.Request) -> None:
+        marked.append(True)
+
+    monkeypatch.setattr(asking, "SLICE", timedelta(days=1))
+    async with mailgun([], spoil) as (feeds, _):
+        await backfill(db, feeds["mg"], now() - HOUR, now(), who="test")
+    assert marked
+    assert await db.fetchval("SELECT filling_until > clock_timestamp() FROM feed_state WHERE feed = 'mg'")
+
+
+async def test_a_provider_that_lists_nothing_says_so(db) -> None:
+    with pytest.raises(UserError, match=r"lists no events of a span of time: "):
+        await backfill(db, Feed("ses", "ses"), now() - HOUR, now(), who="test")

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mandrill (Mailchimp Transactional): a form with a list of events, signed together with the URL it is posted to."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any, Final, Literal
+from urllib.parse import urlencode
+
+import msgspec
+
+from webhooks.asking import Api, ApiError, Query, credential, items
+from webhooks.event import Event, Kind, Testimony, derived_id
+from webhooks.forms import form_fields
+from webhooks.payload import at, id_at, load_object, short, split, text_at, unix_time
+from webhooks.provider import (
+    UNKNOWN,
+    BadPayload,
+    Delivery,
+    Facts,
+    Feed,
+    Fetch,
+    Parsed,
+    Provider,
+    Refused,
+    Stamp,
+    Verdict,
+    Verified,
+    sampled_name,
+)
+from webhooks.signature import carries_credential, credential_only, octets, same, sample_delivery, signing_secrets
+
+FACTS: Final = Facts(
+    title="Mandrill (Mailchimp Transactional)",
+    key_slot=(
+        "message.metadata.send_key (250 bytes of JSON for all fields, 200 in older documents; recipient_metadata of a"
+        " recipient wins), by SMTP the header X-MC-Metadata; comes back as msg.metadata.send_key"
+        " [mailchimp transactional.openapi.json 1.4, mandrill.zendesk.com 205582417]"
+    ),
+    first_evidence="send [mailchimp.com/developer/transactional/docs/webhooks]",
+    event_id=(
+        "none: _id is the message's. A hash over it, event, recipient, time, URL and address of a click"
+        " [mailchimp.com/developer/transactional/docs/webhooks]"
+    ),
+    authentication=(
+        "X-Mandrill-Signature: HMAC-SHA1, in base64, of the webhook's URL exactly as it was entered and each field's"
+        " name and value, sorted by name; secrets: the webhook's key. Test posts of an empty list are signed with the"
+        " fixed key test-webhook, which is accepted for nothing else [anymail/webhooks/mandrill.py, symfony"
+        " MailchimpRequestParser.php, anymail/django-anymail#48]"
+    ),
+    signs_body=True,
+    signs_time=False,
+    redelivery=(
+        "a failed batch is sent again and holds up the events after it, until somebody presses 'give up'; neither"
+        " intervals nor an end are documented: an hour is a cautious guess [mandrill.zendesk.com 205583277]"
+    ),
+    redelivers_for=timedelta(hours=1),
+    look_up=(
+        "by recipient and day, then compared: POST /messages/search, at most 1,000 messages and no paging, so that the"
+        " time is halved where there are more; messages are kept 30 days, 20 searches a minute. No delay is documented:"
+        " 15 minutes are assumed [mailchimp transactional.openapi.json 1.4, mandrill.zendesk.com 360039298733,"
+        " rubydoc.info/gems/mandrill-api]"
+    ),
+    registration=(
+        "POST /webhooks/add (url, description, events) answers auth_key; before, the URL must answer a HEAD and a test"
+        " post [mailchimp transactional.openapi.json 1.4, mailchimp.com/developer/transactional/docs/webhooks]"
+    ),
+    sources=(
+        "mailchimp transactional.openapi.json 1.4 (github.com/mailchimp/mailchimp-client-lib-codegen, 2026-04),"
+        " mailchimp.com/developer/transactional, mandrill.zendesk.com, github.com/anymail/django-anymail,"
+        " github.com/symfony/symfony"
+    ),
+    native_key="none found [mailchimp transactional.openapi.json 1.4]",
+    finds_by="recipient",
+    kept_for=timedelta(days=30),
+    lists=True,
+    setup=(
+        "Under Settings, Webhooks add a webhook with the URL {url}; the receiver must be running, for it is tested.",
+        "Tick: message is sent, delayed, bounced, soft-bounced, delivered, opened, clicked, marked as spam,",
+        "recipient unsubscribes, message is rejected. Sync events tell of no message and are only counted.",
+        "Set secrets here to the key that Mandrill shows beside the webhook (until then only its test is accepted).",
+        "If the URL entered there differs from the above by a single character, set feeds.<name>.signed_url to it.",
+        "Keep all metadata of a message below 200 bytes of JSON, or the key may be lost.",
+        "Optional: add send_key under Settings, Custom Metadata, to search the activity by u_send_key:KEY yourself.",
+        "For look-ups set api_key to an API key that may call messages/search.",
+    ),
+    key_is_echoed_in=(
+        "every event of a message; not in sync events and incoming mail, which tell of no send. An event without it is"
+        " stored and joined by message id where exactly one row has it; else it decides nothing"
+    ),
+)
+
+_ACCEPTED: Final = Testimony.ACCEPTED
+_REJECTED: Final = (Kind.REJECTED, Testimony.REJECTED)
+
+MEANINGS: Final = MappingProxyType(
+    {
+        "send": (Kind.SENT, _ACCEPTED),
+        "deferral": (Kind.DEFERRED, _ACCEPTED),
+        "hard_bounce": (Kind.BOUNCED, _ACCEPTED),
+        "soft_bounce": (Kind.BOUNCED, _ACCEPTED),
+        "delivered": (Kind.DELIVERED, _ACCEPTED),
+        "open": (Kind.OPENED, _ACCEPTED),
+        "click": (Kind.CLICKED, _ACCEPTED),
+        "spam": (Kind.COMPLAINED, _ACCEPTED),
+        "unsub": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "reject": _REJECTED,
+        "inbound": (Kind.INBOUND, Testimony.NONE),
+    }
+)
+"""What each value of `event` means and proves [mailchimp.com/developer/transactional/docs/webhooks]."""
+
+_STATES: Final = MappingProxyType(
+    {
+        "sent": (Kind.SENT, _ACCEPTED),
+        "queued": (Kind.QUEUED, _ACCEPTED),
+        "scheduled": (Kind.QUEUED, _ACCEPTED),
+        "deferred": (Kind.DEFERRED, _ACCEPTED),
+        "bounced": (Kind.BOUNCED, _ACCEPTED),
+        "soft-bounced": (Kind.BOUNCED, _ACCEPTED),
+        "spam": (Kind.COMPLAINED, _ACCEPTED),
+        "unsub": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "rejected": _REJECTED,
+    }
+)
+"""What each `state` that a search tells means and proves; `canceled` was stopped by somebody, which proves neither
+[mailchimp transactional.openapi.json 1.4, mandrill.zendesk.com 360039298733]."""
+
+TEST_KEY: Final = "test-webhook"
+"""What Mandrill signs its test post of an empty list with, for everybody [symfony MailchimpRequestParser.php]."""
+
+_FIELD: Final = "mandrill_events"
+_SIGNATURE: Final = "x-mandrill-signature"
+_FORM: Final = "application/x-www-form-urlencoded"
+_LISTS: Final = frozenset({"blacklist", "whitelist", "denylist", "allowlist"})
+"""Values of `type` of sync events; the documents have renamed the lists, samples still have the older names."""
+
+_BASE: Final = "https://mandrillapp.com/api/1.4"
+_LIMIT: Final = 1_000
+"""Most messages of one search [mailchimp transactional.openapi.json 1.4]."""
+
+
+class Mandrill:
+    """Mandrill as the receiver and the sender's side know it."""
+
+    name: Final = "mandrill"
+    facts: Final = FACTS
+
+    def stamp(self, wire_key: str) -> Stamp:
+        """Return the metadata that makes the key come back; there is no native idempotency key."""
+        metadata = {"send_key": wire_key}
+        return Stamp(body={"message": {"metadata": metadata}}, smtp_headers={"X-MC-Metadata": json.dumps(metadata)})
+
+    async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
+        """Judge the signature against each of the feed's keys, or the credential that the request carries.
+
+        A test post of an empty list is accepted under Mandrill's fixed key, and unsigned while there is no secret:
+        Mandrill shows the key only after the URL has answered its test.
+        """
+        keys = signing_secrets(feed.secrets)
+        if _is_test(delivery):
+            if not any(secret.strip() for secret in feed.secrets):
+                return Verified()
+            keys = (*keys, TEST_KEY)
+        if not keys or carries_credential(delivery, feed.secrets):
+            return credential_only(delivery, feed.secrets, "the webhook's key")
+        return _judge_signature(delivery, keys, feed.signed_url)
+
+    def parse(self, delivery: Delivery) -> Parsed:
+        """Return an event for each element but those about a list of addresses, which tell of no message.
+
+        One that can't be read is kept as unknown and counted as `damaged`.
+        """
+        elements = split(_listed(delivery))
+        anomalies: dict[str, int] = {}
+        events = [event for raw in elements if (event := _event(raw, anomalies))]
+        if events:
+            return Parsed(events, anomalies=anomalies)
+        return Parsed(control="sync" if elements else "ping", anomalies=anomalies)
+
+    def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
+        """Return an example form of one event, signed with the feed's first key or carrying its credential."""
+        body = _sample_body(sampled_name(self.name, kind, MEANINGS), wire_key, now)
+        keys, signed = signing_secrets(feed.secrets), None
+        if keys and feed.signed_url:
+            signed = {_SIGNATURE: _signature(keys[0], feed.signed_url, form_fields(Delivery(body, {})))}
+        needs = "nothing to sign with: set feeds.<name>.secrets, and its signed_url or receiver.public_url"
+        sample = sample_delivery(body, feed.secrets, signed, needs)
+        return replace(sample, headers={**sample.headers, "content-type": _FORM})
+
+    def objection(self, setting: Literal["secrets", "topics"], value: str) -> str | None:
+        """Return what is wrong with a secret that everybody knows."""
+        if setting == "secrets" and value.strip() == TEST_KEY:
+            return "is the fixed key of Mandrill's test posts, which everybody knows: set the key of the webhook"
+        return None
+
+    async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
+        """Yield what became of each message to the query's recipient, or of all, on the days around the span."""
+        key, base = credential(feed.api_key, "api_key", feed), feed.api_url or _BASE
+        terms = f"full_email:{_phrase(query.recipient)}" if query.recipient else "*"
+        # Days, in a time zone that is not documented: one more on either side.
+        days = {"date_from": _day(query.since, -1), "date_to": _day(query.until, +1)}
+
+        async def ask(narrowed: str) -> list[Any]:
+            body = {"key": key, "query": terms + narrowed, **days, "limit": _LIMIT}
+            return items((await api.call("POST", f"{base}/messages/search", json=body)).value)
+
+        async for message in _messages(ask, math.floor(query.since.timestamp()), math.ceil(query.until.timestamp())):
+            if at(message, "channel") != "sms":
+                yield _found(message)
+
+
+# -- signature ---------------------------------------------------------------------------------------------------------
+
+
+def _judge_signature(delivery: Delivery, keys: tuple[str, ...], url: str | None) -> Verdict:
+    given = delivery.headers.get(_SIGNATURE, "")
+    if not given.strip():
+        return Refused("missing", "no X-Mandrill-Signature header")
+    if url is None:
+        return Refused("no_url", "Mandrill signs the URL: set feeds.<name>.signed_url or receiver.public_url")
+    try:
+        fields = form_fields(delivery)
+    except BadPayload:
+        return Refused("signature", "no form, which is what Mandrill posts")
+    wanted = [_signature(key, url, fields) for key in keys]
+    if not any([same(given, want) for want in wanted]):
+        return Refused(
+            "signature",
+            "no key of the feed fits, or Mandrill has another URL: set feeds.<name>.signed_url to the webhook's URL as"
+            " it was entered there, to the last character",
+        )
+    return Verified()
+
+
+def _signature(key: str, url: str, fields: list[tuple[str, str]]) -> str:
+    ordered = sorted(fields, key=lambda field: field[0])
+    signed = "".join([url, *(name + value for name, value in ordered)])
+    return base64.b64encode(hmac.digest(octets(key), octets(signed), "sha1")).decode()
+
+
+def _is_test(delivery: Delivery) -> bool:
+    """Say whether a delivery holds an empty list: by what is parsed, so that nothing else passes for one."""
+    try:
+        return _listed(delivery).strip() == b"[]"
+    except BadPayload:
+        return False
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+def _listed(delivery: Delivery) -> bytes:
+    """Return the JSON of a delivery's form, or its body where that is JSON: an event's bytes as we keep them."""
+    if delivery.body.lstrip()[:1] in (b"[", b"{"):
+        return delivery.body
+    listed = dict(form_fields(delivery)).get(_FIELD)
+    if listed is None:
+        raise BadPayload("no field mandrill_events: not a form of Mandrill")
+    return octets(listed)
+
+
+def _event(raw: bytes, anomalies: dict[str, int]) -> Event | None:
+    try:
+        element = load_object(raw)
+    except BadPayload:
+        _count(anomalies, "damaged")
+        unread = derived_id("mandrill", raw.decode("latin-1"))
+        return Event(kind=Kind.UNKNOWN, testimony=Testimony.NONE, message_id=None, event_id=unread, raw=raw)
+    if "event" not in element and text_at(element, "type") in _LISTS:
+        _count(anomalies, "sync")
+        return None
+    return _built(element, raw)
+
+
+def _count(anomalies: dict[str, int], word: str) -> None:
+    anomalies[word] = anomalies.get(word, 0) + 1
+
+
+def _built(element: dict[str, Any], raw: bytes) -> Event:
+    message = at(element, "msg")
+    kind, testimony = MEANINGS.get(text_at(element, "event") or "", UNKNOWN)
+    return Event(
+        kind=kind,
+        testimony=testimony,
+        message_id=id_at(element, "_id") or id_at(message, "_id"),
+        event_id=_event_id(element, message),
+        send_key=None if kind is Kind.INBOUND else text_at(message, "metadata", "send_key"),  # others write that
+        recipient=text_at(message, "email"),
+        occurred_at=unix_time(at(element, "ts")),
+        reason=_reason(message),
+        raw=raw,
+    )
+
+
+def _event_id(element: dict[str, Any], message: Any) -> str:
+    told = [text_at(element, name) for name in ("_id", "event", "type", "url", "ip")]
+    # Two mails may come in within a second, and have no _id.
+    told += [text_at(message, name) for name in ("_id", "email", "raw_msg")]
+    return derived_id("mandrill", str(at(element, "ts")), *told)
+
+
+def _reason(message: Any) -> str | None:
+    words = (text_at(message, "reject", "reason"), text_at(message, "bounce_description"), text_at(message, "diag"))
+    return short(" ".join(filter(None, words)))
+
+
+# -- asking ------------------------------------------------------------------------------------------------------------
+
+
+async def _messages(
+    ask: Callable[[str], Awaitable[list[Any]]], since: int, until: int, narrowed: str = ""
+) -> AsyncIterator[Any]:
+    """Yield all messages of an answer, by halves of the time where it is cut off. Raises ApiError where it still is."""
+    found = await ask(narrowed)
+    if len(found) < _LIMIT:
+        for message in found:
+            yield message
+        return
+    if since >= until:
+        raise ApiError("too_many", f"the API tells no more than {_LIMIT} messages of a second")
+    middle = (since + until) // 2
+    for start, end in ((since, middle), (middle + 1, until)):
+        async for message in _messages(ask, start, end, f" AND ts:[{start} TO {end}]"):
+            yield message
+
+
+def _phrase(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _day(time: datetime, days: int) -> str:
+    return (time.astimezone(UTC) + timedelta(days=days)).date().isoformat()
+
+
+def _found(message: Any) -> Event:
+    message_id, state = id_at(message, "_id"), text_at(message, "state")
+    if not message_id or not state:
+        raise ApiError("garbage", "the API listed something that is no message")
+    kind, testimony = _STATES.get(state, UNKNOWN)
+    return Event(
+        kind=kind,
+        testimony=testimony,
+        message_id=message_id,
+        event_id=derived_id("mandrill", "look-up", message_id, state),
+        send_key=text_at(message, "metadata", "send_key"),
+        recipient=text_at(message, "email"),
+        occurred_at=unix_time(at(message, "ts")),
+        reason=_reason(message),
+        raw=msgspec.json.encode(message),
+    )
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+
+def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:
+    message_id, seconds = derived_id("sample", wire_key)[:32], int(now.timestamp())
+    message = {
+        "_id": message_id,
+        "ts": seconds,
+        "email": "sample@example.com",
+        "metadata": {"send_key": wire_key},
+    }
+    event = {"event": name, "_id": message_id, "ts": seconds, "msg": message}
+    return urlencode({_FIELD: json.dumps([event])}).encode()
+
+
+PROVIDER: Final[Provider] = Mandrill()
