@@ -46,9 +46,7 @@ class Health:
 async def feed_health(connection: Connection, feeds: set[str]) -> dict[str, Health]:
     """Return how the given feeds stand."""
     rows = await connection.fetch(FEED_HEALTH, sorted(feeds))
-    return {
-        row["feed"]: Health(row["hold"], row["delivered"], row["newest_was_stored"], row["filling"]) for row in rows
-    }
+    return {row.pop("feed"): Health(**row) for row in map(dict, rows)}
 
 
 # The pause is committed first, so that it works at once; then whoever pauses waits for every release under way (they

@@ -231,13 +231,16 @@ async def use_everything(dsn: str) -> None:
 def test_the_settings_of_the_readme_are_taken_by_file_and_by_environment(tmp_path: Path) -> None:
     file = tmp_path / "reconciler.toml"
     (tmp_path / "sendgrid").write_text("basic:hooks:0123456789")
-    (toml,) = snippets("toml")
-    file.write_text(toml.replace("/run/secrets", str(tmp_path)))
+    (tmp_path / "mailgun-signing").write_text("signing-key")
+    (tmp_path / "mailgun-api").write_text("api-key")
+    file.write_text("".join(snippets("toml")).replace("/run/secrets", str(tmp_path)))
     (exports,) = snippets("sh", "export RECONCILER_DATABASE__URL")
     written = dict(line.removeprefix("export ").split("=", 1) for line in exports.splitlines())
     settings = load_settings(file, {**written, "SENDGRID_KEY": "basic:hooks:other-word", "HOME": "/nowhere"}, PROVIDERS)
     assert settings.database.url == "postgresql://app@db.internal/mail"
     assert settings.feeds["sendgrid-main"].secrets == ("basic:hooks:other-word",)
+    assert settings.feeds["mailgun-eu"].api_key == "api-key"
+    assert settings.archive.url == "s3://mail-archive/raw"
     assert (settings.rules.grace, settings.classes["marketing"].on_unknown) == (timedelta(minutes=30), "fail")
     assert load_settings(file, {"HOME": "/nowhere"}, PROVIDERS).feeds["sendgrid-main"].secrets == (
         "basic:hooks:0123456789",

@@ -436,8 +436,8 @@ async def test_a_message_at_which_the_adapter_fails_is_kept_as_damaged(db: async
         "damaged",
         body.encode(),
     )
-    (line,) = [line for line in logs if line["event"] == "queue_message_kept"]
-    assert (line["feed"], line["reason"], line["error"]) == ("queue", "damaged", "RuntimeError")
+    (line,) = [line for line in logs if line["event"] == "delivery_damaged"]
+    assert (line["feed"], line["error"]) == ("queue", "RuntimeError")
     assert "ada@example.org" not in str(logs)
 
 

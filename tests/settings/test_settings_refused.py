@@ -27,7 +27,7 @@ from reconciler.settings import Settings
         ),
         (
             "[feeds.x]\nprovider = '?'",
-            'reconciler.toml:2: feeds.x.provider names no provider that exists, "?": there is mailgun, postmark, ',
+            'reconciler.toml:2: feeds.x.provider names no provider that exists, "?": there is azure_acs, brevo, ',
         ),
         ("[feeds.x]", "reconciler.toml:1: feeds.x.provider is missing: set it"),
         (
