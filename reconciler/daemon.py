@@ -210,7 +210,7 @@ class Daemon:
         if self._reconciles:
             every = self._settings.reconcile.every.total_seconds()
             passes = self._worker("pass", self._passes(pool), "pass_failed", every, PASS_PAUSE)
-            endpoints = partial(check_daily, pool, self._settings, composition.feeds(self._settings))
+            endpoints = partial(check_daily, pool, composition.feeds(self._settings), self._settings.webhook_url)
             self._worker("endpoints", endpoints, "endpoints_not_checked", ENDPOINTS_SECONDS)
             dsn = self._settings.database.direct_url or database.dsn
             self._listener = asyncio.create_task(listen(dsn, passes), name="listener")

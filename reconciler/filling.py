@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says that a replay or back-fill of a feed is running: until it has ended the feed's silence means nothing."""
+"""What all have in common who read into the stored events: an inbox, and a mark on the feed.
+
+While a replay or back-fill of a feed runs, the feed's silence means nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Final
 
 import asyncpg
 
+from reconciler.errors import UserError
+from webhooks.event import Event
+from webhooks.inbox import Inbox, InboxBusy, InboxUnavailable, Stored
+
 LEASE: Final = timedelta(seconds=60)
 """How long the word of a process that was killed holds."""
 
 RENEW_SECONDS: Final = 20.0
+
+BATCH: Final = 500
+"""Events that are stored at a time."""
 
 SET_FILLING: Final = """
 INSERT INTO feed_state (feed, filling_until) VALUES ($1, clock_timestamp() + $2)
@@ -39,3 +49,22 @@ async def _renew(pool: asyncpg.Pool, feed: str) -> None:
         await asyncio.sleep(RENEW_SECONDS)
         with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):  # what is being read fails by itself
             await pool.execute(SET_FILLING, feed, LEASE)
+
+
+@asynccontextmanager
+async def opened_inbox(pool: asyncpg.Pool) -> AsyncIterator[Inbox]:
+    """Yield an inbox that stores what was asked for or read again; it takes one of the pool's connections."""
+    inbox = Inbox(seconds=60.0)
+    await inbox.open(pool)
+    try:
+        yield inbox
+    finally:
+        await inbox.close()
+
+
+async def store(inbox: Inbox, feed: str, events: Sequence[Event], source: str) -> Stored:
+    """Store events. Raises UserError where the database can't."""
+    try:
+        return await inbox.store(feed, events, source)
+    except (InboxBusy, InboxUnavailable) as error:
+        raise UserError(f"the database could not store ({error}): run the same command again, it goes on") from None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -12,12 +12,12 @@ from typing import BinaryIO, Final, Protocol
 
 import asyncpg
 
-from reconciler.asking import BATCH, opened_inbox, store
 from reconciler.errors import UserError
-from reconciler.filling import filling
+from reconciler.filling import BATCH, filling, opened_inbox, store
 from webhooks.event import Event
 from webhooks.inbox import Inbox
-from webhooks.provider import BadPayload, Feed, Fetch, Parsed, Refused, Verified
+from webhooks.intake import place_of
+from webhooks.provider import BadPayload, Feed, Fetch, Parsed, Provider, Refused, Verdict, Verified
 from webhooks.registry import PROVIDERS
 from webhooks.sources import Blob, Entry, entries
 
@@ -32,7 +32,7 @@ class Source(Protocol):
     """Where deliveries are kept: `webhooks.sources.Files` or `S3Files`."""
 
     async def blobs(self) -> list[Blob]:
-        """Return the files."""
+        """Return its files."""
         ...
 
     def open(self, blob: Blob) -> AbstractAsyncContextManager[BinaryIO]:
@@ -70,13 +70,15 @@ class _Skipped(Exception):
 async def replay(
     pool: asyncpg.Pool,
     source: Source,
+    blobs: Sequence[Blob],
     feeds: Mapping[str, Feed],
     *,
     feed: str | None,
     verify: Fetch | None,
     progress: Progress = lambda _name, _read: None,
+    providers: Mapping[str, Provider] = PROVIDERS,
 ) -> Summary:
-    """Store all deliveries of a source and return what was done.
+    """Store the deliveries of files of a source and return what was done.
 
     `feed` says whose they are; without it each must name its feed, as an archive's do. With `verify` signatures are
     checked (their age is not), and what doesn't pass is skipped as damaged. Raises UserError, OSError, ApiError.
@@ -84,20 +86,20 @@ async def replay(
     summary = Summary()
     async with AsyncExitStack() as stack:
         batches = _Batches(await stack.enter_async_context(opened_inbox(pool)), summary)
-        for blob in await source.blobs():
+        for blob in blobs:
             async with source.open(blob) as file:
                 for entry in entries(blob.name, file):
+                    progress(blob.name, entry.read)
                     summary.entries += 1
                     try:
                         target = _feed_of(entry, feeds, feed)
-                        parsed = await _parsed(entry, target, verify)
+                        parsed = await _parsed(entry, target, providers[target.provider], verify)
                     except _Skipped as why:
                         summary.note_damage(entry.name, str(why))
                         continue
-                    if target.name not in batches.waiting:
+                    if batches.is_first(target.name):
                         await stack.enter_async_context(filling(pool, target.name))
                     await batches.add(target.name, parsed)
-                    progress(blob.name, entry.read)
         await batches.flush()
     return summary
 
@@ -115,20 +117,27 @@ def _feed_of(entry: Entry, feeds: Mapping[str, Feed], wanted: str | None) -> Fee
     return feeds[name]
 
 
-async def _parsed(entry: Entry, feed: Feed, verify: Fetch | None) -> Parsed:
+async def _parsed(entry: Entry, feed: Feed, provider: Provider, verify: Fetch | None) -> Parsed:
     if entry.delivery is None:
         raise _Skipped(entry.damage)
-    provider = PROVIDERS[feed.provider]
-    if verify is not None:
-        verdict = await provider.verify(entry.delivery, replace(feed, tolerance=None), datetime.now(UTC), verify)
-        if isinstance(verdict, Refused):
-            raise _Skipped(f"is not proved to be the provider's ({verdict.reason})")
-        if not isinstance(verdict, Verified):
-            raise _Skipped(f"could not be verified ({verdict.reason})")
     try:
+        if verify is not None:
+            verdict = await provider.verify(entry.delivery, replace(feed, tolerance=None), datetime.now(UTC), verify)
+            _refuse_unproved(verdict)
         return provider.parse(entry.delivery)
     except BadPayload as error:
         raise _Skipped(str(error)) from None
+    except _Skipped:
+        raise
+    except Exception as error:  # noqa: BLE001 - one entry that our adapter fails at doesn't stop the others
+        raise _Skipped(f"could not be read ({place_of(error)['error']}): a fault of ours") from None
+
+
+def _refuse_unproved(verdict: Verdict) -> None:
+    if isinstance(verdict, Refused):
+        raise _Skipped(f"is not proved to be the provider's ({verdict.reason})")
+    if not isinstance(verdict, Verified):
+        raise _Skipped(f"could not be verified ({verdict.reason})")
 
 
 class _Batches:
@@ -136,24 +145,28 @@ class _Batches:
 
     def __init__(self, inbox: Inbox, summary: Summary) -> None:
         self._inbox, self._summary = inbox, summary
-        self.waiting: dict[str, list[Event]] = {}
+        self._waiting: dict[str, list[Event]] = {}
+
+    def is_first(self, feed: str) -> bool:
+        """Say whether nothing of a feed was added yet."""
+        return feed not in self._waiting
 
     async def add(self, feed: str, parsed: Parsed) -> None:
         """Take a delivery's events. Raises UserError where the database can't store."""
         self._summary.controls += not parsed.events
         self._summary.feeds[feed] += len(parsed.events)
-        waiting = self.waiting.setdefault(feed, [])
+        waiting = self._waiting.setdefault(feed, [])
         waiting += parsed.events
         if len(waiting) >= BATCH:
             await self._store(feed)
 
     async def flush(self) -> None:
         """Store what waits. Raises UserError where the database can't."""
-        for feed in self.waiting:
+        for feed in self._waiting:
             await self._store(feed)
 
     async def _store(self, feed: str) -> None:
-        events, self.waiting[feed] = self.waiting[feed], []
+        events, self._waiting[feed] = self._waiting[feed], []
         stored = await store(self._inbox, feed, events, "replay")
         self._summary.events += len(events)
         self._summary.stored += stored.stored

@@ -41,13 +41,11 @@ from reconciler.settings_values import (
 )
 from reconciler.units import format_duration
 from webhooks.provider import Feed, Provider
+from webhooks.registry import PROVIDERS
 
 __all__ = ["ConfigError", "Settings", "load_settings"]
 
 _FEED_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII)
-SIGNED_BY_SNS: Final = ("ses", "scaleway")
-"""Providers whose deliveries are verified by their topic, or by their queue's policy, without a secret."""
-
 _SHORTEST_SECRET: Final = 6
 """Shorter secrets are not looked for in log lines: they would blot out half of each."""
 
@@ -236,7 +234,7 @@ class Settings(_Section, BaseSettings):
         """Return a feed as its provider's file needs it. The provider's default tolerance holds where none is set."""
         feed = self.feeds[name]
         tolerance = default_tolerance if feed.tolerance is None else feed.tolerance
-        url = self.endpoint_url(name)
+        url = self.webhook_url(name)
         return Feed(
             name=name,
             provider=feed.provider,
@@ -254,7 +252,7 @@ class Settings(_Section, BaseSettings):
             endpoint_url=feed.endpoint_url,
         )
 
-    def endpoint_url(self, feed: str) -> str | None:
+    def webhook_url(self, feed: str) -> str | None:
         """Return what a feed's provider has to post to; None where `receiver.public_url` is not set."""
         return f"{self.receiver.public_url}/webhooks/{feed}" if self.receiver.public_url else None
 
@@ -275,9 +273,9 @@ class Settings(_Section, BaseSettings):
 
     def _open_ends(self) -> Iterator[str]:
         for name, feed in self.feeds.items():
-            by_sns = feed.provider in SIGNED_BY_SNS
-            if not (feed.secrets or feed.topics or (by_sns and feed.queue_url)):
-                what = "topics" if by_sns else "secrets"
+            facts = PROVIDERS[feed.provider].facts
+            if not (feed.secrets or feed.topics or (facts.fills_queues and feed.queue_url)):
+                what = "topics" if facts.by_topics else "secrets"
                 yield f"feeds.{name}: has no {what}, so every delivery is refused: set feeds.{name}.{what}"
 
     def _odd_rules(self) -> Iterator[str]:

@@ -22,7 +22,7 @@ Handler = Callable[[web.Request], web.StreamResponse]
 
 
 @asynccontextmanager
-async def serving(answer: Handler, seconds: float = 2.0) -> AsyncIterator[tuple[str, HttpApi, list[web.Request]]]:
+async def serving(answer: Handler, pause: float = 0.0) -> AsyncIterator[tuple[str, HttpApi, list[web.Request]]]:
     asked: list[web.Request] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -31,8 +31,8 @@ async def serving(answer: Handler, seconds: float = 2.0) -> AsyncIterator[tuple[
 
     app = web.Application()
     app.router.add_route("*", "/{rest:.*}", handle)
-    async with TestServer(app) as server, open_session(seconds) as session:
-        yield str(server.make_url("/x")), HttpApi(session, lambda: NOW, pause=0.0, first_pause=0.0), asked
+    async with TestServer(app) as server, open_session(2.0) as session:
+        yield str(server.make_url("/x")), HttpApi(session, lambda: NOW, pause=pause, first_pause=0.0), asked
 
 
 def in_turn(*answers: web.StreamResponse) -> Handler:
@@ -40,10 +40,9 @@ def in_turn(*answers: web.StreamResponse) -> Handler:
     return lambda _: next(left)
 
 
-async def test_an_answer_is_its_json_its_status_and_its_headers() -> None:
-    async with serving(lambda _: web.json_response({"a": 2**60}, headers={"X-Next": "7"})) as (url, api, _):
-        reply = await api.call("GET", url)
-    assert (reply.status, reply.value, reply.headers["x-next"]) == (200, {"a": 2**60}, "7")
+async def test_an_answer_is_its_status_and_its_json() -> None:
+    async with serving(lambda _: web.json_response({"a": 2**60})) as (url, api, _):
+        assert await api.call("GET", url) == Reply(200, {"a": 2**60})
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -96,14 +95,7 @@ async def test_a_refusal_names_its_reason_and_never_the_address_or_the_key(statu
 
 async def test_an_expected_status_is_an_answer() -> None:
     async with serving(lambda _: web.json_response({"code": "NotFound"}, status=404)) as (url, api, _):
-        assert await api.call("GET", url, expect=(404,)) == Reply(404, {"code": "NotFound"}, _any_headers())
-
-
-class _any_headers(dict[str, str]):  # noqa: N801
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, dict)
-
-    __hash__ = None  # type: ignore[assignment]
+        assert await api.call("GET", url, expect=(404,)) == Reply(404, {"code": "NotFound"})
 
 
 @pytest.mark.parametrize("text", ["<html>", '{"a": ', "\x00"])
@@ -128,11 +120,10 @@ async def test_nobody_there_is_said_without_the_url() -> None:
 
 
 async def test_calls_keep_their_distance() -> None:
-    async with serving(lambda _: web.json_response(1)) as (url, api, _):
-        slow = HttpApi(api._session, lambda: NOW, pause=0.05)
+    async with serving(lambda _: web.json_response(1), pause=0.05) as (url, api, _):
         began = time.monotonic()
         for _ in range(5):
-            await slow.call("GET", url)
+            await api.call("GET", url)
     assert time.monotonic() - began >= 4 * 0.05
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,9 +15,10 @@ from api_kit import Sent, asked
 from apis.mailgun import Fake
 from kit import claim, confirm, make_older, old_claim, reconcile, row, state
 
-from reconciler import asking
-from reconciler.asking import Backfilled, backfill, look_up_send
+from reconciler.backfill import Backfilled, backfill
 from reconciler.errors import UserError
+from reconciler.feeds import feed_health
+from reconciler.lookup import look_up_send
 from webhooks.asking import ApiError
 from webhooks.event import Answer, wire_key
 from webhooks.provider import Feed
@@ -175,17 +177,20 @@ async def test_a_back_fill_that_was_broken_off_goes_on_where_it_was(db) -> None:
     assert await db.fetchval("SELECT count(*) FROM backfill WHERE ended_at IS NULL") == 0
 
 
-async def test_while_a_back_fill_runs_the_feed_is_marked(db, monkeypatch: pytest.MonkeyPatch) -> None:
-    marked = []
+async def test_while_a_back_fill_runs_the_feed_is_marked(db) -> None:
+    looks: list[asyncio.Task[bool]] = []
+
+    async def is_marked() -> bool:
+        async with db.acquire() as connection:
+            return (await feed_health(connection, {"mg"}))["mg"].filling
 
     def spoil(_: web.Request) -> None:
-        marked.append(True)
+        looks.append(asyncio.create_task(is_marked()))
 
-    monkeypatch.setattr(asking, "SLICE", timedelta(days=1))
+    assert not await is_marked()
     async with mailgun([], spoil) as (feeds, _):
         await backfill(db, feeds["mg"], now() - HOUR, now(), who="test")
-    assert marked
-    assert await db.fetchval("SELECT filling_until > clock_timestamp() FROM feed_state WHERE feed = 'mg'")
+    assert set(await asyncio.gather(*looks)) == {True}
 
 
 async def test_a_provider_that_lists_nothing_says_so(db) -> None:

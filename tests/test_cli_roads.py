@@ -193,13 +193,13 @@ async def test_endpoints_are_checked_set_up_once_and_then_left_alone(program: Pr
 
 async def test_endpoints_say_what_is_missing_to_look_at_them(program: Program, config: Path) -> None:
     done = await program("endpoints", "check")
-    assert (done.exit_code, line(done)) == (
-        1,
-        "no feed has an api_key with which its provider could be asked: set feeds.<name>.api_key",
-    )
-    program.env["RECONCILER_FEEDS__MG__API_KEY"] = "key-throw-away"
-    done = await program("endpoints", "check")
     assert (done.exit_code, line(done)[:32]) == (1, "receiver.public_url is not set: ")
+    config.write_text(CONFIG)
+    done = await program("endpoints", "check")
+    assert done.exit_code == 1
+    assert line(done).startswith("no feed's provider can be asked: mg: unconfigured: set feeds.mg.api_")
+    done = await program("endpoints", "check", "--feed", "mg")
+    assert (done.exit_code, done.stdout[:30]) == (3, "mg: unconfigured: set feeds.mg")
 
 
 async def test_a_wrong_key_fails_in_one_line(program: Program, config: Path) -> None:

@@ -6,23 +6,28 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from io import BytesIO
 from pathlib import Path
 
 import asyncpg
 import pytest
 from aws_server import REGION, client
-from kit import claim, old_claim, reconcile, state
+from kit import old_claim, reconcile, state
 from receiver_app import no_fetch
 from serving import FEEDS, sample
 from test_archive import archive
 
 from reconciler.errors import UserError
+from reconciler.feeds import feed_health
 from reconciler.filling import SET_FILLING, filling
 from reconciler.replay import Summary, replay
+from webhooks import sources
 from webhooks.asking import ApiError
 from webhooks.aws import Place
-from webhooks.provider import Feed
+from webhooks.provider import Delivery, Feed, Parsed
+from webhooks.registry import PROVIDERS
 from webhooks.sources import Files, S3Files
 
 FIREHOSE = Path(__file__).parent / "providers/fixtures/ses/firehose_records.ndjson"
@@ -31,7 +36,8 @@ ALL = {**FEEDS, "ses-eu": SES}
 
 
 async def replayed(db: asyncpg.Pool, path: Path, feed: str | None = None, **more: object) -> Summary:
-    return await replay(db, Files(path), ALL, feed=feed, verify=more.pop("verify", None), **more)
+    files = Files(path)
+    return await replay(db, files, await files.blobs(), ALL, feed=feed, verify=more.pop("verify", None), **more)
 
 
 def counts(summary: Summary) -> tuple[int, int, int, int]:
@@ -67,24 +73,15 @@ async def test_an_archive_brings_its_feeds_headers_and_query_with_it(db, tmp_pat
 
 
 async def test_signatures_are_checked_where_asked_and_their_age_is_not(db, tmp_path: Path) -> None:
-    provider_feed = FEEDS["mg"]
     old = sample("mg", "delivered", "key-1")
     forged = json.loads(old.body) | {"signature": {"timestamp": "1", "token": "t", "signature": "0" * 64}}
     (tmp_path / "a.json").write_bytes(old.body)
     (tmp_path / "b.json").write_text(json.dumps(forged))
-    summary = await replay(
-        db,
-        Files(tmp_path),
-        {"mg": Feed(**{**vars_of(provider_feed), "tolerance": timedelta(0)})},
-        feed="mg",
-        verify=no_fetch,
-    )
+    strict = {"mg": replace(FEEDS["mg"], tolerance=timedelta(0))}
+    files = Files(tmp_path)
+    summary = await replay(db, files, await files.blobs(), strict, feed="mg", verify=no_fetch)
     assert counts(summary) == (2, 1, 1, 1)
     assert summary.damaged == [(f"{tmp_path / 'b.json'}:1", "is not proved to be the provider's (signature)")]
-
-
-def vars_of(feed: Feed) -> dict[str, object]:
-    return {"name": feed.name, "provider": feed.provider, "secrets": feed.secrets}
 
 
 async def test_what_is_damaged_is_named_and_its_neighbours_are_stored(db, tmp_path: Path) -> None:
@@ -112,6 +109,42 @@ async def test_what_is_damaged_is_named_and_its_neighbours_are_stored(db, tmp_pa
     assert summary.damaged_entries == 8
 
 
+async def test_an_entry_at_which_our_adapter_fails_stops_no_other(db, tmp_path: Path) -> None:
+    bodies = [sample("mg", "delivered", key).body for key in ("key-1", "key-2", "key-3")]
+    (tmp_path / "a.ndjson").write_bytes(b"\n".join(bodies))
+    files = Files(tmp_path)
+    whole = PROVIDERS["mailgun"]
+
+    class Failing:
+        facts = whole.facts
+
+        def parse(self, delivery: Delivery) -> Parsed:
+            if b"key-2" in delivery.body:
+                raise RuntimeError("about ada@example.org")
+            return whole.parse(delivery)
+
+    providers = {"mailgun": Failing()}
+    summary = await replay(
+        db,
+        files,
+        await files.blobs(),
+        ALL,
+        feed="mg",
+        verify=None,
+        providers=providers,  # type: ignore[arg-type]
+    )
+    assert (summary.stored, summary.damaged) == (
+        2,
+        [(f"{tmp_path}/a.ndjson:2", "could not be read (RuntimeError): a fault of ours")],
+    )
+
+
+def test_a_line_that_is_too_long_is_one_damaged_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_ENTRY", 20)
+    found = list(sources.entries("a", BytesIO(b'{"a": 1}\n' + b'{"b": "' + b"x" * 100 + b'"}\n{"c": 1}')))
+    assert [(entry.name, bool(entry.delivery)) for entry in found] == [("a:1", True), ("a:2", False), ("a:3", True)]
+
+
 async def test_a_delivery_that_names_no_feed_needs_one(db, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(sample("mg", "delivered", "key-1").body)
     with pytest.raises(UserError, match="doesn't say which feed it is of: name it with --feed$"):
@@ -123,11 +156,12 @@ async def test_s3_is_read_as_the_archive_wrote_it(aws: str, db, tmp_path: Path) 
         await s3.create_bucket(Bucket="mail", CreateBucketConfiguration={"LocationConstraint": REGION})
         await s3.put_object(Bucket="mail", Key="raw/firehose", Body=FIREHOSE.read_bytes())
         await s3.put_object(Bucket="mail", Key="other/firehose", Body=b"not below the prefix")
-    summary = await replay(db, S3Files(Place("mail", "raw", REGION, aws)), ALL, feed="ses-eu", verify=None)
+    files = S3Files(Place("mail", "raw", REGION, aws))
+    summary = await replay(db, files, await files.blobs(), ALL, feed="ses-eu", verify=None)
     assert summary.entries == len(FIREHOSE.read_bytes().splitlines())
     assert summary.damaged == []
     with pytest.raises(ApiError, match="NoSuchBucket"):
-        await replay(db, S3Files(Place("no-such", "", REGION, aws)), ALL, feed="ses-eu", verify=None)
+        await S3Files(Place("no-such", "", REGION, aws)).blobs()
 
 
 async def test_while_a_feed_is_filled_its_silence_releases_nothing(db) -> None:
@@ -156,7 +190,13 @@ async def test_while_a_feed_is_filled_its_silence_releases_nothing(db) -> None:
 
 
 async def test_the_mark_of_a_killed_replay_ends_by_itself(db) -> None:
+    async def is_marked() -> bool:
+        async with db.acquire() as connection:
+            return (await feed_health(connection, {"mg"}))["mg"].filling
+
     await db.execute(SET_FILLING, "mg", timedelta(seconds=60))
+    assert await is_marked()
     left = await db.fetchval("SELECT filling_until - clock_timestamp() FROM feed_state WHERE feed = 'mg'")
     assert timedelta(seconds=50) < left <= timedelta(seconds=60)
-    await claim(db, "another")
+    await db.execute("UPDATE feed_state SET filling_until = filling_until - interval '60 seconds' WHERE feed = 'mg'")
+    assert not await is_marked()

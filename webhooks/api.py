@@ -7,6 +7,7 @@ import asyncio
 import json as jsons
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
@@ -23,8 +24,10 @@ TRIES: Final = 4
 """How often a call is made while the API says that it is busy, or fails."""
 
 FIRST_PAUSE: Final = 1.0
+"""Seconds to wait before the second try; twice as long before each further one."""
+
 LONGEST_PAUSE: Final = 60.0
-"""Seconds to wait between tries; a longer Retry-After ends the call."""
+"""The longest such wait; a longer Retry-After ends the call."""
 
 MAX_BYTES: Final = 20_000_000
 """Greatest body of an answer."""
@@ -71,7 +74,7 @@ class HttpApi:
                 async with self._session.request(
                     method, url, headers=sent, params=params, data=form or body, allow_redirects=False
                 ) as response:
-                    if not self._is_busy(response, method) or last:
+                    if not _is_busy(response, method) or last:
                         return await _reply(response, expect)
                     wait = self._asked_pause(response, attempt)
             except (TimeoutError, ClientError, ValueError) as error:
@@ -89,9 +92,6 @@ class HttpApi:
                 await asyncio.sleep(wait)
             self._next = loop.time() + self._pause
 
-    def _is_busy(self, response: ClientResponse, method: str) -> bool:
-        return response.status in _BUSY or (response.status >= 500 and method == "GET")  # noqa: PLR2004
-
     def _asked_pause(self, response: ClientResponse, attempt: int) -> float:
         """Return how long to wait before the next try. Raises ApiError where that is too long."""
         wait: float = self._first_pause * 2**attempt
@@ -106,15 +106,18 @@ class HttpApi:
         return max(0.0, wait)
 
 
+def _is_busy(response: ClientResponse, method: str) -> bool:
+    return response.status in _BUSY or (response.status >= 500 and method == "GET")  # noqa: PLR2004
+
+
 async def _reply(response: ClientResponse, expect: tuple[int, ...]) -> Reply:
     status = response.status
     body = await _body(response)
     if not 200 <= status < 300 and status not in expect:  # noqa: PLR2004
         reason = _REASONS.get(status) or ("server_error" if status >= 500 else "refused")  # noqa: PLR2004
         raise ApiError(reason, _HINTS.get(reason, f"the API answered {status}"))
-    headers = {name.lower(): value for name, value in response.headers.items()}
     try:
-        return Reply(status, load(body) if body.strip() else None, headers)
+        return Reply(status, load(body) if body.strip() else None)
     except BadPayload:
         raise ApiError("garbage", f"the API answered {status} and no JSON: is api_url right?") from None
 
@@ -137,7 +140,7 @@ def _failure(error: Exception) -> ApiError:
 
 @asynccontextmanager
 async def open_session(seconds: float = CALL_SECONDS) -> AsyncIterator[ClientSession]:
-    """Yield the session that the clients of all feeds share."""
+    """Yield a session with our limits."""
     async with ClientSession(
         connector=TCPConnector(limit=8),
         timeout=ClientTimeout(total=seconds),
@@ -145,3 +148,10 @@ async def open_session(seconds: float = CALL_SECONDS) -> AsyncIterator[ClientSes
         trust_env=True,
     ) as session:
         yield session
+
+
+@asynccontextmanager
+async def open_api() -> AsyncIterator[HttpApi]:
+    """Yield a client for one feed's API, timed by this host's clock."""
+    async with open_session() as session:
+        yield HttpApi(session, lambda: datetime.now(UTC))

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import math
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol, runtime_checkable
 
-from webhooks.event import Event
+import msgspec
+
+from webhooks.event import Event, derived_id
+from webhooks.payload import id_at
 from webhooks.provider import Feed
 
 MAX_PAGES: Final = 1_000
@@ -19,7 +24,8 @@ class ApiError(Exception):
     """The API could not be asked, or not to the end. `reason` is a short stable word, `hint` one line for a person.
 
     The words: `unconfigured`, `unauthorized`, `forbidden`, `not_found`, `refused`, `rate_limited`, `server_error`,
-    `timeout`, `unreachable`, `garbage`, `endless`, `too_many`.
+    `timeout`, `unreachable`, `garbage`, `endless`, `too_many`, and `unnamed`: something is listed that shows no key, so
+    that it may be the send that is looked for.
     """
 
     def __init__(self, reason: str, hint: str = "") -> None:
@@ -30,11 +36,10 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What an API answered: its JSON (None where the body was empty) and its headers, in lower case."""
+    """What an API answered: its JSON, None where the body was empty."""
 
     status: int
     value: Any
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Api(Protocol):
@@ -53,8 +58,8 @@ class Api(Protocol):
     ) -> Reply:
         """Return the answer: of status 2xx, or one of `expect`. Raises ApiError for anything else.
 
-        A call that changes something (any method but GET, and a POST that `json` makes a search) is repeated only
-        after 429 and 503, where nothing was done.
+        GET is repeated after 429, any 5xx, a time-out or a lost connection; any other method, a search by POST too,
+        only after 429 and 503, where nothing was done.
         """
         ...
 
@@ -66,9 +71,15 @@ class Query:
     since: datetime
     until: datetime
     wire_key: str | None = None
+    """The send's key; None for a back-fill."""
     recipient: str | None = None
+    """Its recipient, where it is known."""
     message_id: str | None = None
     """An id that was known before the call (Azure's Operation-Id)."""
+
+    def seconds(self) -> tuple[int, int]:
+        """Return the span in whole seconds since 1970, rounded outwards."""
+        return math.floor(self.since.timestamp()), math.ceil(self.until.timestamp())
 
 
 @runtime_checkable
@@ -130,5 +141,57 @@ def items(value: object, *path: str) -> list[Any]:
 def credential(value: str, setting: str, feed: Feed) -> str:
     """Return a setting that the API needs. Raises ApiError where it is not set."""
     if not value:
-        raise ApiError("unconfigured", f"set feeds.{feed.name}.{setting} to ask this provider's API")
+        raise ApiError("unconfigured", f"set feeds.{feed.name}.{setting}, without which this provider can't be asked")
     return value
+
+
+def needed(value: object, *path: str) -> str:
+    """Return the text or number at a path of an API's answer, as text. Raises ApiError where there is none."""
+    if (found := id_at(value, *path)) is None:
+        raise ApiError("garbage", f"an item of the API's answer has no {'.'.join(path)}")
+    return found
+
+
+def utc(seconds: float) -> str:
+    """Return a time in seconds since 1970 as most APIs want it: UTC, whole seconds, Z at the end."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def bearer(key: str) -> dict[str, str]:
+    """Return the header that carries a token."""
+    return {"Authorization": f"Bearer {key}"}
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    """Return the header of basic authentication."""
+    return {"Authorization": "Basic " + b64encode(f"{user}:{password}".encode()).decode()}
+
+
+async def by_offset(ask: Callable[[int], Awaitable[list[Any]]]) -> AsyncIterator[Any]:
+    """Yield the items of all pages, until an empty one. Raises ApiError where a page comes again."""
+    pages, offset = Pages(), 0
+    while found := await ask(offset):
+        pages.turn(derived_id(msgspec.json.encode(found).decode()))
+        for item in found:
+            yield item
+        offset += len(found)
+
+
+async def by_halves(
+    ask: Callable[[int, int], Awaitable[list[Any]]], since: int, until: int, most: int
+) -> AsyncIterator[Any]:
+    """Yield what an API without pages lists from `since` to before `until`, in seconds since 1970.
+
+    An answer of `most` items may be cut off, so its time is halved. Raises ApiError where a second holds as many.
+    """
+    found = await ask(since, until)
+    if len(found) < most:
+        for item in found:
+            yield item
+        return
+    if until - since <= 1:
+        raise ApiError("too_many", f"{most} items of one second are as many as the API lists")
+    middle = (since + until) // 2
+    for start, end in ((since, middle), (middle, until)):
+        async for item in by_halves(ask, start, end, most):
+            yield item

@@ -17,8 +17,13 @@ MAX_ID: Final = 255
 MAX_LABEL: Final = 63
 """Longest label of a domain name, in characters. A longer one is no domain, and punycode takes quadratic time."""
 
-_PLAIN_KEY: Final = re.compile(r"[a-z0-9_-]{1,48}")
-_HASHED_KEY: Final = re.compile(r"[0-9a-f]{48}")
+PLAIN_KEY: Final = re.compile(r"[a-z0-9_-]{1,48}")
+"""What a wire key looks like."""
+
+HASHED_KEY: Final = re.compile(r"[0-9a-f]{48}")
+"""What one looks like that was hashed: in a slot that others use too, nothing else is taken for a key of ours."""
+
+_PLAIN_ADDRESS: Final = re.compile(r"(?!.*xn--)[a-z0-9._+-]+@[a-z0-9.-]+")
 _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 _ADDRESS_IN_BRACKETS: Final = re.compile(r"<([^<>]+)>\Z")
 _BLANK: Final = " \t\r\n"
@@ -92,7 +97,7 @@ def wire_key(key: str, namespace: str = "") -> str:
     SHA-256 over its UTF-8 bytes. With one, 48 hex digits are kept as they are and everything else is hashed with it.
     A wire key maps to itself. The SQL function of the same name is its twin.
     """
-    keep = _HASHED_KEY if namespace else _PLAIN_KEY
+    keep = HASHED_KEY if namespace else PLAIN_KEY
     if keep.fullmatch(key):
         return key
     salt = namespace.encode() + b"\0" if namespace else b""
@@ -105,6 +110,18 @@ def stand_in_key(feed: str, message_id: str) -> str:
     No wire key looks like it (`~`). The SQL function of the same name is its twin.
     """
     return "~" + hashlib.sha256(f"{feed}\n{message_id}".encode("utf-8", "surrogatepass")).hexdigest()[:47]
+
+
+def unread(raw: bytes, provider: str = "unread") -> Event:
+    """Return what keeps the bytes of a delivery, or of an element of one, that can't be read: it proves nothing."""
+    return Event(
+        kind=Kind.UNKNOWN,
+        testimony=Testimony.NONE,
+        message_id=None,
+        event_id=derived_id(provider, raw.decode("latin-1")),
+        reason="damaged",
+        raw=raw,
+    )
 
 
 def derived_id(*parts: str | None) -> str:
@@ -143,6 +160,19 @@ def normal_recipient(address: str | None) -> str | None:
         bare = found[1].strip(_BLANK)
     local, at, domain = bare.rpartition("@")
     return f"{local}@{_ascii_domain(domain)}" if at else bare or None
+
+
+def is_plain_address(address: str) -> bool:
+    """Say whether an address can be written in one way only, so that an API's filter by it can't miss it.
+
+    Whether a provider folds the case of an address, or keeps punycode, is documented nowhere.
+    """
+    return _PLAIN_ADDRESS.fullmatch(address) is not None
+
+
+def same_mailbox(one: str | None, other: str | None) -> bool:
+    """Say whether two addresses may be one mailbox: alike in all but case. Used where missing one would mislead."""
+    return (normal_recipient(one) or "").casefold() == (normal_recipient(other) or "").casefold()
 
 
 def _ascii_domain(domain: str) -> str:

@@ -12,7 +12,7 @@ import structlog
 
 from webhooks import metrics
 from webhooks.counters import Counters
-from webhooks.event import Event, Kind, Testimony, derived_id
+from webhooks.event import unread
 from webhooks.inbox import Inbox, Stored
 from webhooks.provider import BadPayload, Clock, Delivery, Feed, Fetch, Later, Parsed, Provider, Verdict
 from webhooks.quiet import Quiet
@@ -47,13 +47,13 @@ class Intake:
             raise
         except Exception as error:  # noqa: BLE001 - our fault: kept whole, to be read again by a better adapter
             self.log_failure("delivery_damaged", feed, error)
-            return Parsed((unread(delivery.body, "damaged"),), anomalies={"damaged": 1})
+            return Parsed((unread(delivery.body),), anomalies={"damaged": 1})
 
     async def store(self, feed: Feed, delivery: Delivery, parsed: Parsed, source: str) -> Stored:
         """Return once the events are committed. Raises InboxBusy and InboxUnavailable."""
         stored = await self.inbox.store(feed.name, parsed.events, source) if parsed.events else _NOTHING
         self._note(feed, parsed, stored)
-        if self._keep:
+        if self._keep and parsed.events:  # a ping proves nothing of who sent it
             self._keep(feed, delivery, self._clock())
         return stored
 
@@ -72,18 +72,6 @@ class Intake:
         """Log a fault of ours, now and then."""
         if (before := self.quiet.silenced(feed.name, event)) is not None:
             _log.error(event, feed=feed.name, **place_of(error), unlogged_before=before)
-
-
-def unread(body: bytes, reason: str) -> Event:
-    """Return what keeps the bytes of a delivery that can't be read."""
-    return Event(
-        kind=Kind.UNKNOWN,
-        testimony=Testimony.NONE,
-        message_id=None,
-        event_id=derived_id("unread", body.decode("latin-1")),
-        reason=reason,
-        raw=body,
-    )
 
 
 def place_of(error: Exception) -> Mapping[str, str]:

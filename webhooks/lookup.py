@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from email.utils import getaddresses
 from typing import Final
 
 from msgspec.structs import replace
@@ -33,7 +34,7 @@ class Sought:
     def query(self) -> Query:
         """Return the question that finds it."""
         since, until = self.claimed_at - EARLIER, self.submit_by + LATER
-        return Query(since, until, self.wire_key, self.recipient, self.message_id)
+        return Query(since, until, self.wire_key, normal_recipient(self.recipient), self.message_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class Found:
 
     answer: Answer
     reason: str = ""
-    """A short stable word: `unsupported`, `no_recipient`, `no_message_id`, `not_settled`, `too_old`, `no_control`,
-    `control_not_found`, or an ApiError's."""
+    """A short stable word: `unsupported`, `no_recipient`, `several_recipients`, `no_message_id`, `not_settled`,
+    `too_old`, `no_control`, `control_not_found`, or an ApiError's."""
     hint: str = ""
     events: Sequence[Event] = ()
 
@@ -73,6 +74,10 @@ def _objection(provider: Provider, sought: Sought) -> Found | None:
         return Found(Answer.SILENT, "unsupported", f"{facts.title} can't be asked: {facts.look_up}")
     if facts.finds_by == "recipient" and not sought.recipient:
         return Found(Answer.SILENT, "no_recipient", "this provider is asked by recipient, and the row holds none")
+    if facts.finds_by == "recipient" and len(getaddresses([sought.recipient or ""])) > 1:
+        return Found(
+            Answer.SILENT, "several_recipients", "this provider is asked by recipient, and the row holds several"
+        )
     if facts.finds_by == "id" and not sought.message_id:
         return Found(Answer.SILENT, "no_message_id", "this provider is asked by an id that the claim should hold")
     return None

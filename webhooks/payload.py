@@ -81,6 +81,14 @@ def load_object(raw: bytes) -> dict[str, Any]:
     return value
 
 
+def load_text(text: str | None) -> Any:
+    """Return the value of JSON that came as a text within a field, None where it is none."""
+    try:
+        return load(text.encode("utf-8", "surrogatepass")) if text else None
+    except BadPayload:
+        return None
+
+
 def has_doubled_names(raw: bytes) -> Doubled | None:
     """Return the object, first value of each name, if it names one of its own fields twice; None if it doesn't."""
     try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from webhooks.event import Event, Kind, Testimony
 
@@ -120,14 +120,37 @@ class Stamp:
     """What to merge into a provider's API call (or SMTP message) so that the wire key comes back in its events."""
 
     body: Mapping[str, object] = field(default_factory=dict)
-    """To be merged deeply into the JSON or form body."""
+    """What the JSON or form body has to hold; `into` merges it."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """HTTP request headers (native idempotency key)."""
     smtp_headers: Mapping[str, str] = field(default_factory=dict)
-    """Message headers for submission by SMTP."""
+    """Message headers for submission by SMTP. Where a message has such a header, its value has to be merged by hand."""
     message_id: str | None = None
     """An id that we choose and that comes back as its events' message id: the claim's `known_message_id`."""
 
+    def into(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an API call's body with the stamp in it: objects are merged, lists are joined, other values ours."""
+        return _merged(body, self.body)
+
+
+def _merged(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(theirs)
+    for name, value in ours.items():
+        there = merged.get(name)
+        if isinstance(value, Mapping) and isinstance(there, Mapping):
+            merged[name] = _merged(there, value)
+        elif isinstance(value, list) and isinstance(there, list):
+            merged[name] = [*there, *value]
+        else:
+            merged[name] = value
+    return merged
+
+
+JOINED_BY_ID: Final = (
+    "Where our key does not come back, an event is stored and joined by message id where exactly one row has it;"
+    " else it decides nothing."
+)
+"""What the reconciler does then, at every provider."""
 
 FindsBy = Literal["key", "recipient", "id", "nothing"]
 
@@ -166,6 +189,8 @@ class Facts:
     """The answer to a delivery with a missing or wrong signature."""
     methods: tuple[str, ...] = ("POST",)
     """How it delivers, and shakes hands where a handshake is more than a HEAD or GET."""
+    by_topics: bool = False
+    """True where deliveries are proved by the SNS topic that signs them, so that `topics` stand for secrets."""
     fills_queues: bool = False
     """True where it puts events on SQS by itself, so that the queue's policy proves whose they are."""
     native_key: str = "none found"

@@ -121,6 +121,13 @@ def credential_only(delivery: Delivery, secrets: tuple[str, ...], how: str) -> V
     return Refused("signature", f"no matching credential; configure {how} at the provider and in secrets")
 
 
+def credential_objection(title: str, how: str, secret: str) -> str | None:
+    """Return what is wrong with a configured secret of a provider that signs nothing, or None."""
+    if secret.startswith(CREDENTIAL_SCHEMES):
+        return None
+    return f"verifies nothing, since {title} signs no webhook: write {how}"
+
+
 def credential_headers(secrets: Iterable[str]) -> tuple[dict[str, str], str]:
     """Return the request headers and the query string that carry the first such secret; both empty if there is none."""
     for secret in secrets:

@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, Final, cast
 from webhooks.aws import Place, open_client
 from webhooks.provider import Delivery
 
-MAX_ENTRY: Final = 25_000_000
-"""Greatest body of one entry, in bytes."""
+MAX_ENTRY: Final = 200_000_000
+"""Greatest entry, in bytes: an archive's line about a body of 25 MB that is no text has 34 MB."""
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
@@ -118,6 +118,8 @@ def _lines(name: str, first: bytes, plain: BinaryIO, file: BinaryIO) -> Iterator
     while line:
         if line.strip():
             yield _entry(f"{name}:{number}", line.rstrip(b"\r\n"), file.tell())
+        while len(line) > MAX_ENTRY and not line.endswith(b"\n"):  # the rest of one that is too long
+            line = plain.readline(MAX_ENTRY + 1)
         number, line = number + 1, plain.readline(MAX_ENTRY + 1)
 
 

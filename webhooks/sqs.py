@@ -9,19 +9,21 @@ deleted: it neither comes back for ever nor is lost. What can't be stored for ou
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import structlog
+from msgspec.structs import replace
 
 from webhooks import metrics
-from webhooks.asking import ApiError
 from webhooks.aws import aws_failure, open_client, region_of
 from webhooks.body import ON_LOOP
+from webhooks.event import unread
 from webhooks.inbox import InboxBusy, InboxUnavailable
-from webhooks.intake import Intake, place_of, unread
+from webhooks.intake import Intake, place_of
 from webhooks.provider import BadPayload, Feed, Later, Provider, Refused
 from webhooks.queue_message import QueueMessage, carried, read_message
 from webhooks.quiet import Quiet
@@ -83,7 +85,7 @@ class QueueReader:
     def __init__(
         self, feed: Feed, provider: Provider, intake: Intake, loops: int = 1, pace: Pace | None = None
     ) -> None:
-        self._feed = replace(feed, tolerance=None)
+        self._feed = dataclasses.replace(feed, tolerance=None)
         self._provider, self._intake, self._loops, self._pace = provider, intake, loops, pace or Pace()
         self._stopping = asyncio.Event()
         self._ends_at = 0.0
@@ -247,7 +249,9 @@ class QueueReader:
 
     async def _keep(self, message: QueueMessage, reason: str, hint: str) -> None:
         """Store what can't be read, or isn't proved to be the provider's, as bytes that prove nothing."""
-        await self._intake.inbox.store(self._feed.name, [unread(message.raw, f"refused:{reason}")], "sqs")
+        await self._intake.inbox.store(
+            self._feed.name, [replace(unread(message.raw), reason=f"refused:{reason}")], "sqs"
+        )
         self._intake.counters.note(self._feed.name, f"refused:{reason}")
         self._tell("queue_message_kept", reason, hint=hint)
 
@@ -261,7 +265,7 @@ class QueueReader:
 
     def _note_failure(self, n: int, error: Exception) -> None:
         self._failing.add(n)
-        failure = error if isinstance(error, ApiError) else aws_failure(error)
+        failure = aws_failure(error)
         if self._counted.silenced(self._feed.name, "queue") is not None:
             self._intake.counters.note(self._feed.name, "later:queue")
         self._tell("queue_failed", failure.reason, hint=failure.hint, region=region_of(self._feed))

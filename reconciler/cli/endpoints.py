@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, Root, feed_text, json_option, unknown
+from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, Root, feed_text, json_option
 from reconciler.cli.text import say, say_json
 from reconciler.errors import UserError
 
@@ -40,7 +41,7 @@ def show(app: App, feed: str | None, as_json: bool) -> None:
 
     steps = {}
     for name, one in _feeds(app, feed).items():
-        url = app.settings.endpoint_url(name) or UNKNOWN_URL.format(feed=name)
+        url = app.settings.webhook_url(name) or UNKNOWN_URL.format(feed=name)
         facts = PROVIDERS[one.provider].facts
         texts = [step.replace("{url}", url).replace("<name>", name) for step in facts.setup]
         steps[name] = {"provider": facts.title, "url": url, "steps": texts, "registration": facts.registration}
@@ -58,12 +59,12 @@ def show(app: App, feed: str | None, as_json: bool) -> None:
 def _feeds(app: App, feed: str | None) -> Mapping[str, Feed]:
     from reconciler import composition
 
+    if feed is not None:
+        return {feed: app.feed(feed)}
     feeds = composition.feeds(app.settings)
-    if feed is not None and feed not in feeds:
-        raise unknown("feed", feed, feeds, "no feeds are configured: see --config")
     if not feeds:
         raise UserError("no feeds are configured: see --config")
-    return {name: one for name, one in feeds.items() if feed in (None, name)}
+    return feeds
 
 
 @endpoints.command(cls=Command, epilog="Example: reconciler endpoints check")
@@ -76,10 +77,7 @@ def check(app: App, feed: str | None, as_json: bool) -> None:
     Needs each feed's api_key. Exits with 3 where something has to be changed, or could not be looked at. The daemon
     does the same once a day, since providers switch off webhooks that fail; reconciler status shows what it found.
     """
-    from reconciler.endpoints import finding_of
-
-    found = asyncio.run(_looked(app, feed))
-    findings = {one.feed: finding_of(one) for one in found}
+    findings = {one.feed: one.finding for one in asyncio.run(_found(app, feed))}
     if as_json:
         say_json(findings)
     else:
@@ -107,28 +105,28 @@ def apply(app: App, feed: str | None, dry_run: bool, as_json: bool) -> None:
         raise Failed("\n".join(failed))
 
 
-async def _looked(app: App, feed: str | None) -> list[Endpoint]:
-    from reconciler.endpoints import look, opened_apis
-
-    feeds = _askable(app, feed)
-    async with opened_apis(feeds) as apis:
-        return [await look(one, _url(app, name), apis[name]) for name, one in feeds.items()]
+async def _found(app: App, feed: str | None) -> list[Endpoint]:
+    async with AsyncExitStack() as stack:
+        return await _inspected(app, feed, stack)
 
 
-def _askable(app: App, feed: str | None) -> Mapping[str, Feed]:
-    """Return the feeds that are asked for; of all, those whose credential is given."""
-    from reconciler.endpoints import credentials_given
+async def _inspected(app: App, feed: str | None, stack: AsyncExitStack) -> list[Endpoint]:
+    """Look at the webhook of one feed, or of all whose providers can be asked. The stack keeps the clients open."""
+    from reconciler.endpoints import inspect
+    from webhooks.api import open_api
 
-    feeds = _feeds(app, feed)
-    if feed is None:
-        feeds = {name: one for name, one in feeds.items() if credentials_given(one)}
-    if not feeds:
-        raise UserError("no feed has an api_key with which its provider could be asked: set feeds.<name>.api_key")
-    return feeds
+    found = []
+    for name, one in _feeds(app, feed).items():
+        found.append(await inspect(one, _url(app, name), await stack.enter_async_context(open_api())))
+    if feed is not None:
+        return found
+    if not (askable := [endpoint for endpoint in found if endpoint.askable]):
+        raise UserError(f"no feed's provider can be asked: {found[0].feed}: {found[0].problem}")
+    return askable
 
 
 def _url(app: App, feed: str) -> str:
-    url = app.settings.endpoint_url(feed)
+    url = app.settings.webhook_url(feed)
     if url is None:
         raise UserError("receiver.public_url is not set: it is what the providers have to post to")
     return url
@@ -136,19 +134,17 @@ def _url(app: App, feed: str) -> str:
 
 async def _applied(app: App, feed: str | None, dry_run: bool, *, quiet: bool) -> list[Step]:
     """Make the changes, feed by feed, and return how each went."""
-    from reconciler.endpoints import Step, look, make, opened_apis
+    from reconciler.endpoints import Step, make
 
     steps = []
-    feeds = _askable(app, feed)
-    async with opened_apis(feeds) as apis:
-        for name, one in feeds.items():
-            endpoint = await look(one, _url(app, name), apis[name])
+    async with AsyncExitStack() as stack:
+        for endpoint in await _inspected(app, feed, stack):
             if endpoint.problem:
-                steps.append(Step(name, "look at the webhook", problem=endpoint.problem))
+                steps.append(Step(endpoint.feed, "look at the webhook", problem=endpoint.problem))
             elif not endpoint.changes and not quiet:
-                say(f"{name}: as it should be")
+                say(f"{endpoint.feed}: as it should be")
             for change in endpoint.changes:
-                steps.append(Step(name, change.text) if dry_run else await make(name, change))
+                steps.append(Step(endpoint.feed, change.text) if dry_run else await make(endpoint.feed, change))
                 if not quiet:
                     _say_step(steps[-1])
                 if steps[-1].problem:

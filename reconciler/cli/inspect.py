@@ -203,6 +203,7 @@ def providers(name: str | None, as_json: bool) -> None:
     Where our key goes and comes back, signatures, redelivery (so, how long the receiver may be down), idempotency,
     look-up, set-up, and the sources of all that.
     """
+    from webhooks.provider import JOINED_BY_ID
     from webhooks.registry import PROVIDERS
 
     if name is not None and name not in PROVIDERS:
@@ -213,6 +214,7 @@ def providers(name: str | None, as_json: bool) -> None:
     elif name:
         for field, value in facts[name].items():
             _say_fact(field.replace("_", " "), value)
+        say(JOINED_BY_ID)
     else:
         columns = ("title", "redelivers_for", "same_key_window", "finds_by", "lists", "first_event_is_delivery")
         header = ("NAME", "PROVIDER", "REDELIVERS FOR", "KEEPS OUR KEY FOR", "FOUND BY", "LISTS", "FIRST IS A DELIVERY")

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from reconciler.cli.root import App, Command, Failed, feed_text, json_option, key_text, operator, unknown
+from reconciler.cli.root import App, Command, Failed, feed_text, json_option, key_text, operator
 from reconciler.cli.text import iso, say, say_json, say_table
 
 if TYPE_CHECKING:
-    from reconciler.asking import Backfilled, LookedUp
+    from reconciler.backfill import Backfilled
+    from reconciler.lookup import LookedUp
     from reconciler.replay import Source, Summary
     from webhooks.database import BoundedPool
 
@@ -66,7 +67,8 @@ def replay(
     again changes nothing. What is damaged is named and skipped, and then the exit status is 1. While it runs the feed's
     silence releases nothing.
     """
-    _refuse_unknown_feed(app, feed)
+    if feed is not None:
+        app.feed(feed)
     place = _source(app, source, region, endpoint_url)
     summary = app.with_database(lambda pool: _replayed(app, pool, place, feed, verify), create=False)
     if as_json:
@@ -75,11 +77,6 @@ def replay(
         _say_summary(summary)
     if summary.damaged_entries:
         raise Failed(f"{summary.damaged_entries} of {summary.entries} entries were skipped; the others are stored")
-
-
-def _refuse_unknown_feed(app: App, feed: str | None) -> None:
-    if feed is not None and feed not in app.settings.feeds:
-        raise unknown("feed", feed, app.settings.feeds, "no feeds are configured: see --config")
 
 
 def _source(app: App, source: str, region: str | None, endpoint_url: str | None) -> Source:
@@ -102,8 +99,8 @@ async def _replayed(app: App, pool: BoundedPool, source: Source, feed: str | Non
 
     async with AsyncExitStack() as stack:
         fetch = await stack.enter_async_context(open_fetch()) if verify else None
-        total = sum(blob.size for blob in await source.blobs())
-        bar = stack.enter_context(_bar(total, "replay"))
+        blobs = await source.blobs()
+        bar = stack.enter_context(_bar(sum(blob.size for blob in blobs), "replay"))
         read: dict[str, int] = {}
 
         def progress(name: str, so_far: int) -> None:
@@ -111,7 +108,7 @@ async def _replayed(app: App, pool: BoundedPool, source: Source, feed: str | Non
             read[name] = so_far
 
         feeds = composition.feeds(app.settings)
-        return await replayed(pool, source, feeds, feed=feed, verify=fetch, progress=progress)
+        return await replayed(pool, source, blobs, feeds, feed=feed, verify=fetch, progress=progress)
 
 
 def _bar(length: int, label: str) -> Any:
@@ -144,9 +141,9 @@ def backfill(app: App, feed: str, since: datetime, until: datetime | None, as_js
     list nothing say so. What is there already is not stored twice; a run that was broken off is resumed. While it runs
     the feed's silence releases nothing.
     """
-    from reconciler import asking, composition
+    from reconciler.backfill import backfill as filled
 
-    _refuse_unknown_feed(app, feed)
+    target = app.feed(feed)
     end = until or datetime.now(UTC)
     if since >= end:
         raise click.BadParameter("lies after --until", param_hint="--since")
@@ -157,8 +154,7 @@ def backfill(app: App, feed: str, since: datetime, until: datetime | None, as_js
             def tell(done: Backfilled) -> None:
                 bar.update(int((done.done_until - since) / timedelta(seconds=1)) - bar.pos)
 
-            target = composition.feeds(app.settings)[feed]
-            return await asking.backfill(pool, target, since, end, who=operator(), tell=tell)
+            return await filled(pool, target, since, end, who=operator(), tell=tell)
 
     done = app.with_database(work, create=False)
     if as_json:
@@ -178,10 +174,11 @@ def lookup(app: App, key: str, as_json: bool) -> None:
     KEY is a send key or a wire key. The answer is accepted, rejected, absent or silent; absent needs a later send that
     was accepted and is found by the same kind of question. Needs the feed's api_key. Nothing is released by it.
     """
-    from reconciler import asking, composition
+    from reconciler import composition
+    from reconciler.lookup import look_up_send
 
     async def work(pool: BoundedPool) -> LookedUp:
-        return await asking.look_up_send(pool, composition.feeds(app.settings), key)
+        return await look_up_send(pool, composition.feeds(app.settings), key)
 
     answer = app.with_database(work, create=False)
     if as_json:

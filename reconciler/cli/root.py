@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from reconciler.composition import Database
     from reconciler.settings import Settings
     from webhooks.database import BoundedPool
+    from webhooks.provider import Feed
 
 T = TypeVar("T")
 
@@ -68,6 +69,15 @@ class App:
         from webhooks.registry import PROVIDERS
 
         return load_settings(self.config, os.environ, PROVIDERS)
+
+    def feed(self, name: str) -> Feed:
+        """Return a configured feed. Raises UserError, with the one that may be meant."""
+        from reconciler import composition
+
+        feeds = composition.feeds(self.settings)
+        if name not in feeds:
+            raise unknown("feed", name, feeds, "no feeds are configured: see --config")
+        return feeds[name]
 
     def configure_logs(self) -> None:
         """Send log lines to stderr, as the settings say."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reconciler.cli.root import App, Command, Failed, Root, json_option, unknown
+from reconciler.cli.root import App, Command, Failed, Root, feed_text, json_option
 from reconciler.cli.text import say, say_json
 from reconciler.errors import UserError
 
@@ -32,7 +32,7 @@ def selftest() -> None:
     epilog="Example: reconciler selftest correlation --feed sendgrid-main -- python send_one.py",
     context_settings={"ignore_unknown_options": True},
 )
-@click.option("--feed", metavar="FEED", required=True, help="Which feed's provider is tried.")
+@click.option("--feed", metavar="FEED", required=True, callback=feed_text, help="Which feed's provider is tried.")
 @click.option("--wait", metavar="DURATION", default="5m", show_default=True, help="How long events are waited for.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @json_option
@@ -45,16 +45,11 @@ def correlation(app: App, feed: str, wait: str, command: tuple[str, ...], as_jso
     STAMP_HEADERS, STAMP_SMTP_HEADERS; MESSAGE_ID where the provider lets us choose it. Without COMMAND the stamp is
     printed, for you to send by hand. The receiver must be running. Exits with 1 where the key does not come back.
     """
-    from reconciler import composition
-
-    feeds = composition.feeds(app.settings)
-    if feed not in feeds:
-        raise unknown("feed", feed, feeds, "no feeds are configured: see --config")
-    seconds = _seconds(wait)
-    heard = app.with_database(lambda pool: _tried(pool, feeds[feed], command, seconds, as_json), create=False)
+    target, seconds = app.feed(feed), _seconds(wait)
+    heard = app.with_database(lambda pool: _tried(pool, target, command, seconds, as_json), create=False)
     if as_json:
         say_json(heard)
-    _conclude(feeds[feed], heard)
+    _conclude(target, heard)
 
 
 def _seconds(wait: str) -> float:
@@ -113,8 +108,7 @@ def _conclude(feed: Feed, heard: list[Heard]) -> None:
     from webhooks.registry import PROVIDERS
 
     facts = PROVIDERS[feed.provider].facts
-    with_key = [event for event in heard if event.key_came_back]
-    if with_key:
+    if any(event.key_came_back for event in heard):
         return
     if heard and not facts.echoes_key:
         return  # as it must be: found by the message id that we chose

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import click
 
-from reconciler.cli.root import App, Command, Failed, json_option, key_text, unknown
+from reconciler.cli.root import App, Command, Failed, json_option, key_text
 from reconciler.cli.text import say_json, say_table
 
 
@@ -30,14 +30,11 @@ def trigger(app: App, kind: str, feed: str, keys: tuple[str, ...], url: str | No
     KIND is delivered, bounced ..., or the provider's own name of an event; a wrong one lists what there is. Samples are
     signed with the feed's first secret, where the provider's scheme lets anybody who has it sign.
     """
-    from reconciler import composition
     from reconciler.trigger import post_samples, receiver_url
 
-    feeds = composition.feeds(app.settings)
-    if feed not in feeds:
-        raise unknown("feed", feed, feeds, "no feeds are configured: see --config")
+    target = app.feed(feed)
     base = (url or receiver_url(app.settings)).rstrip("/")
-    answers = asyncio.run(post_samples(base, feeds[feed], kind, keys, datetime.now(UTC)))
+    answers = asyncio.run(post_samples(base, target, kind, keys, datetime.now(UTC)))
     if as_json:
         say_json(answers)
     else:

@@ -127,7 +127,7 @@ async def test_an_e_mail_that_shows_no_key_may_be_the_sought_one_so_that_nothing
     fake = Fake([Sent("f" * 48, ANA, "untagged", at - timedelta(minutes=1)), Sent(KEY, BO, "tagged", at)])
     async with asked("resend", fake, spoil=untagging(fake)) as (feed, api):
         answer = await look_up(PROVIDER, feed, api, sought, control, NOW + timedelta(days=1))
-    assert (answer.answer, answer.reason) == (Answer.SILENT, "garbage")
+    assert (answer.answer, answer.reason) == (Answer.SILENT, "unnamed")
     assert "no tag send_key" in answer.hint
 
 

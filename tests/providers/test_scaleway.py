@@ -227,7 +227,7 @@ def test_the_documented_answer_holds_the_same_event_as_the_webhook() -> None:
 
 async def test_an_email_whose_headers_nothing_shows_makes_the_answer_silent() -> None:
     fake = Fake([SENT, Sent("b" * 48, ANA, "another")], unseen=(KEY,))
-    with pytest.raises(ApiError, match="^not_found.*webhook"):
+    with pytest.raises(ApiError, match="^unnamed: .*webhook"):
         await found(fake, sought())
     assert [event.message_id for event in await found(fake, sought(wire_key="b" * 48))] == ["another"] * 2
 
@@ -303,4 +303,4 @@ async def test_a_key_is_compared_and_never_taken_from_the_recipient() -> None:
         assert (await look_up(PROVIDER, feed, api, ours, control, later)).answer is Answer.ACCEPTED
     async with asked("scaleway", Fake([*others, SENT], unseen=(KEY,))) as (feed, api):
         silent = await look_up(PROVIDER, feed, api, ours, control, later)
-        assert (silent.answer, silent.reason) == (Answer.SILENT, "not_found")
+        assert (silent.answer, silent.reason) == (Answer.SILENT, "unnamed")

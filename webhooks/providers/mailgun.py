@@ -476,12 +476,11 @@ def _urls(there: dict[str, Any], name: str) -> list[Any]:
 def _addition(name: str, others: list[Any], url: str, feed: Feed, api: Api) -> Change:
     if len(others) < _MAX_URLS:
         return Change(f"add the endpoint to the URLs of {name}", partial(_add, name, url, feed, api))
-    text = f"remove a URL of {name} by hand: there are {_MAX_URLS}, as many as Mailgun takes, and none is the endpoint"
-    return Change(text, partial(_only_say, text))
+    return Change(f"add the endpoint to the URLs of {name}", partial(_refuse, name))
 
 
-async def _only_say(text: str) -> str:
-    return text
+async def _refuse(name: str) -> None:
+    raise ApiError("refused", f"{name} has {_MAX_URLS} URLs, as many as Mailgun takes: remove one by hand")
 
 
 async def _add(name: str, url: str, feed: Feed, api: Api) -> None:

@@ -194,7 +194,7 @@ class Resend:
             found, unnamed = found or event.send_key == query.wire_key, unnamed or event.send_key is None
             yield event
         if query.recipient and unnamed and not found:
-            raise ApiError("garbage", "an e-mail to this recipient shows no tag send_key, so it may be the sought one")
+            raise ApiError("unnamed", "an e-mail to this recipient shows no tag send_key, so it may be the sought one")
 
     async def changes(self, url: str, feed: Feed, api: Api) -> list[Change]:
         """Return what the webhook with our URL lacks, or its creation, which answers its signing secret."""

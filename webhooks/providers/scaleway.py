@@ -49,6 +49,7 @@ FACTS: Final = Facts(
     ),
     signs_body=True,
     signs_time=True,
+    by_topics=True,
     redelivery=(
         "failed after several tries; how many, for how long and after which answers is documented nowhere, and a"
         " delivery policy can't be set: fill gaps from the API's list [SW-SDK WebhookEventStatus, SW-D"
@@ -274,7 +275,7 @@ async def _events_to_recipient(
         hint = (
             "lists e-mails to the recipient without events that show the key: give each domain a webhook of all types"
         )
-        raise ApiError("not_found", f"the API {hint}")
+        raise ApiError("unnamed", f"the API {hint}")
 
 
 async def _webhooks(feed: Feed, api: Api) -> list[str]:

@@ -36,6 +36,7 @@ FACTS: Final = Facts(
     ),
     signs_body=True,
     signs_time=True,
+    by_topics=True,
     redelivery=(
         "SNS to HTTPS: 3 retries 20 s apart, at most 1 h with an own delivery policy, never after a 4xx: give the"
         " subscription a dead-letter queue. SNS to SQS: 23 days [SNS-DG retries, prepare, dlq]"
