@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ import asyncpg
 import pytest
 
 from reconciler import guard
+from webhooks.provider import Stamp
 
 ROOT = Path(__file__).parents[1]
 
@@ -119,3 +121,17 @@ async def test_a_sender_with_a_webhooks_package_of_its_own_can_claim_confirm_and
     answers, refusal = ran.stdout.splitlines()
     assert answers == "sent released"
     assert refusal.startswith("another package named 'webhooks' hides the one of esp-reconciler")
+
+
+def test_a_stamp_joins_lists_merges_objects_and_leaves_the_body_alone() -> None:
+    stamp = Stamp({"tags": [{"name": "send_key", "value": "k"}], "headers": {"X-Send-Key": "k"}, "CustomID": "k"})
+    body = {"tags": [{"name": "app", "value": "shop"}], "headers": {"Reply-To": "a"}, "CustomID": "theirs", "to": ["x"]}
+    before = json.loads(json.dumps(body))
+    assert stamp.into(body) == {
+        "tags": [{"name": "app", "value": "shop"}, {"name": "send_key", "value": "k"}],
+        "headers": {"Reply-To": "a", "X-Send-Key": "k"},
+        "CustomID": "k",
+        "to": ["x"],
+    }
+    assert body == before
+    assert stamp.into({}) == stamp.body
