@@ -5,6 +5,7 @@ ALTER TABLE feed_state ADD COLUMN filling_until timestamptz;
 CREATE TABLE backfill (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     feed text NOT NULL,
+    asked text NOT NULL,                        -- where: another place is another span
     since timestamptz NOT NULL,
     until timestamptz NOT NULL CHECK (until > since),
     done_until timestamptz NOT NULL,

@@ -20,7 +20,7 @@ SELECT asked.feed, send_hold(asked.feed) AS hold,
 FROM unnest($1::text[]) AS asked(feed)
 CROSS JOIN LATERAL (
     SELECT max(last_at) FILTER (WHERE outcome = 'stored') AS stored_at,
-           max(last_at) FILTER (WHERE outcome LIKE 'refused:%') AS refused_at,
+           max(last_at) FILTER (WHERE outcome LIKE 'refused:%' AND outcome <> 'refused:missing') AS refused_at,
            max(last_at) FILTER (WHERE outcome = 'later:queue') AS unread_at
     FROM feed_delivery
     WHERE feed = asked.feed AND minute > statement_timestamp() - interval '1 day'  -- a volatile time uses no index
@@ -36,7 +36,8 @@ class Health:
     delivered: bool = False
     """True if anything arrived within a day, stored or refused."""
     newest_was_stored: bool = False
-    """False too where the newest delivery was refused (a rotated secret): such a feed can't speak of absence."""
+    """False too where the newest delivery was refused (a rotated secret): such a feed can't speak of absence. A request
+    that carries no signature at all doesn't count: anybody can send one, and its neighbours would be unheard of."""
     queue_unread: bool = False
     """True where its queue could not be read since anything was stored."""
     filling: bool = False

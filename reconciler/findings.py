@@ -129,10 +129,23 @@ def _judge_feed(feed: FeedStatus) -> Iterator[Finding]:
             name,
             needs_person=hold != "paused",
         )
+    yield from _judge_roads(feed)
+    if feed.refused_at and (feed.stored_at is None or feed.refused_at > feed.stored_at):
+        yield _refused(feed)
+    elif feed.provider and feed.sends_unheard:
+        yield Finding(
+            "no_delivery",
+            "sends were answered, and no event was delivered for a day",
+            "check that the provider's webhook is registered, active, and reaches this receiver",
+            feed.feed,
+        )
+
+
+def _judge_roads(feed: FeedStatus) -> Iterator[Finding]:
     if feed.queue_unread_at:
         yield Finding(
             "queue",
-            f"its queue could not be read, last at {feed.queue_unread_at:%Y-%m-%d %H:%M} UTC, so its silence proves "
+            f"its queue could not be read, last at {feed.queue_unread_at:%Y-%m-%dT%H:%M:%SZ}, so its silence proves "
             "nothing",
             "the log line queue_failed of reconciler serve says why: credentials, region, or the queue's name",
             feed.feed,
@@ -147,25 +160,33 @@ def _judge_feed(feed: FeedStatus) -> Iterator[Finding]:
     if feed.filling:
         yield Finding(
             "filling",
-            "a replay or back-fill is running, so its silence proves nothing",
-            "wait for its end; it holds for a minute after a run that was killed",
+            "a replay or back-fill runs or ended within the last minute, so its silence proves nothing",
+            "wait for its end",
             feed.feed,
             needs_person=False,
         )
-    if feed.refused_at and (feed.stored_at is None or feed.refused_at > feed.stored_at):
-        yield Finding(
-            "refused",
-            "the newest delivery was refused, so its silence proves nothing",
-            "compare the feed's secrets with the provider's settings; reconciler status lists the reasons",
-            feed.feed,
-        )
-    elif feed.provider and feed.sends_unheard:
-        yield Finding(
-            "no_delivery",
-            "sends were answered, and no event was delivered for a day",
-            "check that the provider's webhook is registered, active, and reaches this receiver",
-            feed.feed,
-        )
+
+
+_ABOUT_REFUSALS: Final = {
+    "format": "what arrives is not this provider's format: is the URL or queue another provider's?",
+    "topic": "set the feed's topics to the one that publishes",
+    "stale": "look at this host's clock, or raise the feed's tolerance",
+    "no_secret": "set the feed's secrets",
+    "missing": "if it was the provider's, switch on its signature or credential; anybody else may be passed over",
+}
+
+
+def _refused(feed: FeedStatus) -> Finding:
+    reason = feed.refused_reason or ""
+    about = "compare the feed's secrets with the provider's settings; reconciler status lists the reasons"
+    anybody = reason == "missing"  # anybody can send a request without a signature: it makes no feed silent
+    return Finding(
+        "refused",
+        f"the newest delivery was refused ({reason})" + ("" if anybody else ", so its silence proves nothing"),
+        _ABOUT_REFUSALS.get(reason, about),
+        feed.feed,
+        needs_person=not anybody,
+    )
 
 
 def _judge_deliveries(status: Status) -> Iterator[Finding]:

@@ -83,7 +83,10 @@ def load(folder: Path | None = None) -> list[Migration]:
             raise MigrationError(f"{path}: expected a file named {number:04d}_<words>.sql here, is one missing?")
     if not paths:
         raise MigrationError(f"{folder} holds no migrations: this installation is incomplete")
-    return [Migration(number, path.name, path.read_text("utf-8")) for number, path in enumerate(paths, 1)]
+    migrations = [Migration(number, path.name, path.read_text("utf-8")) for number, path in enumerate(paths, 1)]
+    if empty := next((migration.name for migration in migrations if not migration.words), None):
+        raise MigrationError(f"{folder / empty}: holds no statement: is this installation whole?")
+    return migrations
 
 
 async def migrate(

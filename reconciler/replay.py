@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -12,7 +13,6 @@ from typing import BinaryIO, Final, Protocol
 
 import asyncpg
 
-from reconciler.errors import UserError
 from reconciler.filling import BATCH, filling, opened_inbox, store
 from webhooks.event import Event
 from webhooks.inbox import Inbox
@@ -23,6 +23,9 @@ from webhooks.sources import Blob, Entry, entries
 
 Progress = Callable[[str, int], None]
 """Is told the file that is read and how many of its bytes were."""
+
+MAX_WAITING: Final = 16_000_000
+"""Bytes of events that are collected before they are stored."""
 
 MAX_DAMAGED: Final = 1_000
 """How many damaged entries are named; more are only counted."""
@@ -50,6 +53,8 @@ class Summary:
     repeated: int = 0
     controls: int = 0
     """Pings, confirmations and the like: they hold no events."""
+    others: int = 0
+    """Entries of other feeds than the one that was asked for."""
     damaged: list[tuple[str, str]] = field(default_factory=list)
     """What was skipped, by the name of the entry, and why."""
     damaged_entries: int = 0
@@ -75,29 +80,36 @@ async def replay(
     *,
     feed: str | None,
     verify: Fetch | None,
+    dry_run: bool = False,
     progress: Progress = lambda _name, _read: None,
     providers: Mapping[str, Provider] = PROVIDERS,
 ) -> Summary:
     """Store the deliveries of files of a source and return what was done.
 
     `feed` says whose they are; without it each must name its feed, as an archive's do. With `verify` signatures are
-    checked (their age is not), and what doesn't pass is skipped as damaged. Raises UserError, OSError, ApiError.
+    checked (their age is not), and what doesn't pass is skipped as damaged. `dry_run` parses and stores nothing. Raises
+    UserError, OSError, ApiError.
     """
     summary = Summary()
     async with AsyncExitStack() as stack:
-        batches = _Batches(await stack.enter_async_context(opened_inbox(pool)), summary)
+        inbox = None if dry_run else await stack.enter_async_context(opened_inbox(pool))
+        batches = _Batches(inbox, summary)
         for blob in blobs:
             async with source.open(blob) as file:
                 for entry in entries(blob.name, file):
                     progress(blob.name, entry.read)
                     summary.entries += 1
+                    await asyncio.sleep(0)  # lets the mark be renewed, however much is skipped
+                    if feed and entry.feed and entry.feed != feed:
+                        summary.others += 1
+                        continue
                     try:
                         target = _feed_of(entry, feeds, feed)
                         parsed = await _parsed(entry, target, providers[target.provider], verify)
                     except _Skipped as why:
                         summary.note_damage(entry.name, str(why))
                         continue
-                    if batches.is_first(target.name):
+                    if batches.is_first(target.name) and not dry_run:
                         await stack.enter_async_context(filling(pool, target.name))
                     await batches.add(target.name, parsed)
         await batches.flush()
@@ -107,11 +119,7 @@ async def replay(
 def _feed_of(entry: Entry, feeds: Mapping[str, Feed], wanted: str | None) -> Feed:
     name = wanted or entry.feed
     if name is None:
-        if entry.damage:
-            raise _Skipped(entry.damage)
-        raise UserError(f"{entry.name} doesn't say which feed it is of: name it with --feed")
-    if entry.feed and entry.feed != name:
-        raise _Skipped(f"is of the feed {entry.feed}")
+        raise _Skipped(entry.damage or "doesn't say which feed it is of: name it with --feed")
     if name not in feeds:
         raise _Skipped(f"is of the feed {name}, which is not configured")
     return feeds[name]
@@ -141,11 +149,12 @@ def _refuse_unproved(verdict: Verdict) -> None:
 
 
 class _Batches:
-    """Collects events by feed, so that many deliveries share a commit."""
+    """Collects events by feed, so that many deliveries share a commit. Without an inbox it only counts."""
 
-    def __init__(self, inbox: Inbox, summary: Summary) -> None:
+    def __init__(self, inbox: Inbox | None, summary: Summary) -> None:
         self._inbox, self._summary = inbox, summary
         self._waiting: dict[str, list[Event]] = {}
+        self._bytes = 0
 
     def is_first(self, feed: str) -> bool:
         """Say whether nothing of a feed was added yet."""
@@ -157,17 +166,21 @@ class _Batches:
         self._summary.feeds[feed] += len(parsed.events)
         waiting = self._waiting.setdefault(feed, [])
         waiting += parsed.events
-        if len(waiting) >= BATCH:
-            await self._store(feed)
+        self._bytes += sum(len(event.raw) for event in parsed.events)
+        if len(waiting) >= BATCH or self._bytes > MAX_WAITING:
+            await self.flush()
 
     async def flush(self) -> None:
         """Store what waits. Raises UserError where the database can't."""
         for feed in self._waiting:
             await self._store(feed)
+        self._bytes = 0
 
     async def _store(self, feed: str) -> None:
         events, self._waiting[feed] = self._waiting[feed], []
-        stored = await store(self._inbox, feed, events, "replay")
         self._summary.events += len(events)
+        if self._inbox is None:
+            return
+        stored = await store(self._inbox, feed, events, "replay")
         self._summary.stored += stored.stored
         self._summary.repeated += stored.repeated

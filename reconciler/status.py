@@ -50,6 +50,8 @@ class FeedStatus:
     """When the last delivery of 30 days was stored."""
     refused_at: datetime | None
     """When the last delivery within a day was refused."""
+    refused_reason: str | None
+    """Why that one was."""
     holds: tuple[str, ...]
     hold_reason: str | None
     sends_unheard: bool
@@ -158,7 +160,7 @@ async def _undecided(connection: Connection, now: datetime, feed: str | None) ->
 
 
 FEEDS: Final = """
-SELECT asked.feed, stored.last_at AS stored_at, refused.last_at AS refused_at,
+SELECT asked.feed, stored.last_at AS stored_at, refused.last_at AS refused_at, refused.reason AS refused_reason,
        array_remove(ARRAY[CASE WHEN s.paused_at IS NOT NULL THEN 'paused' END,
                           CASE WHEN s.breaker_at IS NOT NULL THEN 'breaker' END,
                           CASE WHEN s.suspect_at IS NOT NULL THEN 'suspect' END], NULL) AS holds,
@@ -178,7 +180,9 @@ LEFT JOIN LATERAL (
 ) AS stored ON true
 CROSS JOIN LATERAL (
     SELECT max(last_at) FILTER (WHERE d.outcome LIKE 'refused:%') AS last_at,
-           max(last_at) FILTER (WHERE d.outcome = 'later:queue') AS unread_at
+           max(last_at) FILTER (WHERE d.outcome = 'later:queue') AS unread_at,
+           (array_agg(substr(d.outcome, 9) ORDER BY d.last_at DESC) FILTER (WHERE d.outcome LIKE 'refused:%'))[1]
+               AS reason
     FROM feed_delivery d
     WHERE d.feed = asked.feed AND d.minute > $2::timestamptz - interval '1 day'
 ) AS refused

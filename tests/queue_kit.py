@@ -186,9 +186,9 @@ class Reading:
         rows = await self.db.fetch("SELECT outcome, sum(n)::int AS n FROM feed_delivery GROUP BY 1")
         return {row["outcome"]: row["n"] for row in rows}
 
-    async def counted(self, outcome: str) -> None:
+    async def counted(self, outcome: str, n: int = 1) -> None:
         async def there() -> bool:
-            return outcome in await self.outcomes()
+            return (await self.outcomes()).get(outcome, 0) >= n
 
         await until(there, f"{outcome} to be counted")
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
@@ -145,16 +146,73 @@ async def test_a_file_that_another_process_still_writes_is_left_alone(tmp_path: 
     assert len(list(tmp_path.glob(READY))) == 1
 
 
-async def test_a_full_disk_loses_no_line_that_waits(bucket: str, tmp_path: Path) -> None:
-    kept = archive(tmp_path / "spool", bucket)
+FULL_DISK = """
+import asyncio, resource, sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from webhooks.archive import Archive
+from webhooks.aws import Place
+from webhooks.provider import Delivery, Feed
+
+async def main():
+    archive = Archive(Path(sys.argv[1]), Place("mail", "", "eu-west-1"), timedelta(0), 10**9)
+    archive.open()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    for n in range(4):
+        archive.add(Feed("main", "resend"), Delivery(b"%d" % n * 300, {}), datetime.now(UTC))
+    for _ in range(20):
+        try:
+            await archive.write()
+        except OSError:
+            pass
+    print(sum(path.stat().st_size for path in Path(sys.argv[1]).iterdir()), len(list(Path(sys.argv[1]).iterdir())))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    await archive.write()
+
+asyncio.run(main())
+"""
+
+
+def test_a_full_disk_loses_no_line_and_is_not_filled_further(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], check=True, capture_output=True, text=True)
+    assert done.stdout == "0 1\n"
+    (file,) = tmp_path.iterdir()
+    lines = gzip.decompress(file.read_bytes()).splitlines()
+    assert [json.loads(line)["body"][0] for line in lines] == ["0", "1", "2", "3"]
+
+
+def test_the_spool_is_for_its_owner_only(tmp_path: Path) -> None:
+    kept = archive(tmp_path / "spool", "http://127.0.0.1:9", every=3600)
     kept.add(PLAIN, Delivery(BODY, {}), NOW)
-    (tmp_path / "spool").rename(tmp_path / "away")
-    with pytest.raises(OSError, match="No such file"):
-        await kept.write()
-    (tmp_path / "away").rename(tmp_path / "spool")
-    await kept.write()
-    await kept.upload()
-    assert [len(lines) for lines in (await stored(bucket)).values()] == [1]
+    asyncio.run(kept.write())
+    (file,) = (tmp_path / "spool").iterdir()
+    assert [oct(path.stat().st_mode & 0o777) for path in (tmp_path / "spool", file)] == ["0o700", "0o600"]
+    asyncio.run(kept.close())
+    (file,) = (tmp_path / "spool").iterdir()
+    assert oct(file.stat().st_mode & 0o777) == "0o600"
+
+
+OPENER = """
+import sys
+from datetime import timedelta
+from pathlib import Path
+from webhooks.archive import Archive
+from webhooks.aws import Place
+sys.stdin.read()
+Archive(Path(sys.argv[1]), Place("mail", "", "eu-west-1"), timedelta(0), 10**9).open()
+"""
+
+
+def test_processes_that_take_over_one_spool_at_once_share_it(tmp_path: Path) -> None:
+    for n in range(60):
+        (tmp_path / f"open-20261130T10000{n:02}-host-aa.ndjson").write_bytes(b"{}\n" * 2000)
+    command = [sys.executable, "-c", OPENER, str(tmp_path)]
+    openers = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(4)]
+    for opener in openers:
+        opener.stdin.close()
+    assert [opener.wait(30) for opener in openers] == [0, 0, 0, 0]
+    assert len(list(tmp_path.glob(READY))) == 60
+    assert {gzip.decompress(path.read_bytes()) for path in tmp_path.iterdir()} == {b"{}\n" * 2000}
 
 
 async def test_only_what_was_stored_is_kept(db) -> None:
@@ -167,6 +225,7 @@ async def test_only_what_was_stored_is_kept(db) -> None:
         assert (await app.post("plain-main", BODY, signed(BODY))).status == 200
         assert (await app.post("plain-main", BODY, {"x-signature": "wrong"})).status == 401
         assert (await app.post("plain-main", b"prose", signed(b"prose"))).status == 400
+        assert (await app.post("plain-main", b"ping", signed(b"ping"))).status == 200, "no event, so nothing to keep"
     assert kept == [("plain-main", BODY)]
 
 

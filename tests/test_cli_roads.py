@@ -72,7 +72,7 @@ async def test_replay_says_what_it_did_and_names_what_it_skipped(
         f"{'SKIPPED':{len(str(folder)) + 14}}  WHY",
         f"{folder}/kept.ndjson:2  is no JSON: cut off or damaged",
     ]
-    assert (done.exit_code, line(done)) == (1, "1 of 2 entries were skipped; the others are stored")
+    assert (done.exit_code, line(done)) == (1, "1 of 2 entries were skipped")
     (folder / "kept.ndjson").write_bytes(body)
     again = await program.json("replay", str(folder), "--feed", "mg", "--verify")
     assert (again["stored"], again["repeated"], again["damaged"]) == (0, 1, [])
@@ -117,9 +117,24 @@ async def test_backfill_pulls_a_span_of_time(program: Program, config: Path, db:
     assert await db.fetchval("SELECT count(DISTINCT wire_key) FROM provider_event") == 2
 
 
+async def test_an_empty_source_is_a_failure(program: Program, db: asyncpg.Pool, folder: Path) -> None:
+    done = await program("replay", str(folder), "--feed", "mg")
+    assert (done.exit_code, line(done)) == (1, f"{folder} holds nothing that could be replayed")
+
+
+async def test_the_stamp_is_shown_for_senders_in_any_language(program: Program, db: asyncpg.Pool) -> None:
+    await db.execute("UPDATE installation SET namespace = 'shop-a'")
+    found = await program.json("stamp", "--feed", "resend-main", "order:1")
+    key = wire_key("order:1", "shop-a")
+    assert (found["wire_key"], found["headers"]) == (key, {"Idempotency-Key": key})
+    assert f'"value": "{key}"' in (await program("stamp", "--feed", "resend-main", "order:1")).stdout
+
+
 @pytest.mark.parametrize(
     ("args", "text"),
     [
+        (("--since", "2999-01-01"), "lies in the future"),
+        (("--since", "0001-01-01T00:00:00+14:00"), "is no time"),
         (("--since", "soon"), "is no time: write 2026-11-02T08:00:00Z, or how long ago as in 36h"),
         (("--since", "1h", "--until", "2h"), "lies after --until"),
         ((), "Missing option '--since'"),
@@ -157,7 +172,7 @@ async def test_lookup_says_why_the_provider_is_silent(program: Program, config: 
     await old_claim(db, "order:1", recipient="ada@example.org")
     async with mailgun(program, config):
         done = await program("lookup", "order:1")
-    assert done.stdout.startswith("mg says: silent (no_control: no later send is known to be accepted")
+    assert done.stdout.startswith("mg says: silent (no_control: no later send of its class is known to be accepted")
     assert (await program.json("lookup", "order:1"))["found"]["reason"] == "unreachable"
 
 

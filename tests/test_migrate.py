@@ -199,6 +199,12 @@ async def test_functions_pin_the_schema_that_the_connection_chose(empty_dsn, fol
     assert await pending(empty_dsn, folder) == ["0001_thing.sql", "0002_function.sql"], "another schema, another state"
 
 
+def test_a_file_without_a_statement_is_refused(tmp_path):
+    (tmp_path / "0001_thing.sql").write_text("-- nothing\n")
+    with pytest.raises(MigrationError, match="0001_thing.sql: holds no statement"):
+        load(tmp_path)
+
+
 async def test_a_connection_without_a_schema_is_told_so(empty_dsn, folder):
     with pytest.raises(MigrationError, match="search_path names no schema"):
         await migrate(empty_dsn + "&search_path=nowhere", folder=folder)

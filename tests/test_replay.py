@@ -19,7 +19,7 @@ from receiver_app import no_fetch
 from serving import FEEDS, sample
 from test_archive import archive
 
-from reconciler.errors import UserError
+from reconciler import filling as fillings
 from reconciler.feeds import feed_health
 from reconciler.filling import SET_FILLING, filling
 from reconciler.replay import Summary, replay
@@ -104,9 +104,8 @@ async def test_what_is_damaged_is_named_and_its_neighbours_are_stored(db, tmp_pa
         "c": "is empty",
         "d": "neither JSON nor a form of Mailgun's legacy webhooks",
         "e.ndjson:1": "is no whole line of an archive",
-        "f.ndjson:1": "is of the feed nobody",
     }
-    assert summary.damaged_entries == 8
+    assert (summary.damaged_entries, summary.others) == (7, 1)
 
 
 async def test_an_entry_at_which_our_adapter_fails_stops_no_other(db, tmp_path: Path) -> None:
@@ -145,10 +144,70 @@ def test_a_line_that_is_too_long_is_one_damaged_entry(monkeypatch: pytest.Monkey
     assert [(entry.name, bool(entry.delivery)) for entry in found] == [("a:1", True), ("a:2", False), ("a:3", True)]
 
 
-async def test_a_delivery_that_names_no_feed_needs_one(db, tmp_path: Path) -> None:
+async def test_a_delivery_that_names_no_feed_is_skipped_and_says_what_to_do(db, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(sample("mg", "delivered", "key-1").body)
-    with pytest.raises(UserError, match="doesn't say which feed it is of: name it with --feed$"):
-        await replayed(db, tmp_path)
+    summary = await replayed(db, tmp_path)
+    why = "doesn't say which feed it is of: name it with --feed"
+    assert (summary.stored, summary.damaged) == (0, [(f"{tmp_path}/a.json:1", why)])
+
+
+async def test_entries_of_other_feeds_are_passed_over(db, tmp_path: Path) -> None:
+    kept = archive(tmp_path, "http://127.0.0.1:9")
+    for feed, key in (("re", "key-1"), ("mg", "key-2"), ("mg", "key-3")):
+        kept.add(FEEDS[feed], sample(feed, "delivered", key), datetime.now(UTC))
+    await kept.write()
+    summary = await replayed(db, tmp_path, "mg")
+    assert (*counts(summary), summary.others) == (3, 2, 2, 0, 1)
+
+
+async def test_a_dry_run_counts_and_stores_nothing(db, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(sample("mg", "delivered", "key-1").body)
+    summary = await replayed(db, tmp_path, "mg", dry_run=True)
+    assert counts(summary) == (1, 1, 0, 0)
+    assert await db.fetchval("SELECT count(*) FROM provider_event") == 0
+    assert await db.fetchval("SELECT count(*) FROM feed_state WHERE filling_until IS NOT NULL") == 0
+
+
+async def test_however_much_is_skipped_the_mark_is_renewed(db, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fillings, "RENEW_SECONDS", 0.0)
+    good = sample("mg", "delivered", "key-1").body
+    (tmp_path / "a.ndjson").write_bytes(good + b"\n" + b'["junk"]\n' * 5000)
+    began = await db.fetchval("SELECT clock_timestamp()")
+    await replayed(db, tmp_path, "mg")
+    until = await db.fetchval("SELECT filling_until FROM feed_state WHERE feed = 'mg'")
+    assert until - fillings.LEASE > began + timedelta(milliseconds=20), "it was said again, long after the beginning"
+
+
+async def test_what_is_no_file_is_passed_over(db, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(sample("mg", "delivered", "key-1").body)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "fifo")
+    assert counts(await replayed(db, tmp_path, "mg")) == (1, 1, 1, 0)
+
+
+async def test_a_torn_first_line_loses_only_itself(db, tmp_path: Path) -> None:
+    bodies = [sample("mg", "delivered", key).body for key in ("key-1", "key-2")]
+    (tmp_path / "torn.ndjson").write_bytes(bodies[0][50:] + b"\n" + bodies[1] + b"\n")
+    (tmp_path / "blank.ndjson").write_bytes(b"\n" + bodies[0] + b"\n")
+    summary = await replayed(db, tmp_path, "mg")
+    assert (summary.stored, summary.damaged) == (
+        2,
+        [(f"{tmp_path}/torn.ndjson:1", "is no JSON: cut off or damaged")],
+    )
+
+
+async def test_a_prefix_in_s3_is_a_folder_or_a_file_and_never_its_neighbour(aws: str) -> None:
+    async with client("s3", aws) as s3:
+        await s3.create_bucket(Bucket="mail", CreateBucketConfiguration={"LocationConstraint": REGION})
+        for key in ("raw/1", "raw/2/3", "raw-of-another/1"):
+            await s3.put_object(Bucket="mail", Key=key, Body=b"{}")
+
+    async def names(prefix: str) -> list[str]:
+        return [blob.name for blob in await S3Files(Place("mail", prefix, REGION, aws)).blobs()]
+
+    assert await names("raw") == ["raw/1", "raw/2/3"]
+    assert await names("raw/1") == ["raw/1"]
+    assert len(await names("")) == 3
 
 
 async def test_s3_is_read_as_the_archive_wrote_it(aws: str, db, tmp_path: Path) -> None:

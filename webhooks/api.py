@@ -37,7 +37,7 @@ _HINTS: Final[Mapping[str, str]] = {
     "unauthorized": "the API refused the credential: check the feed's api_key, and its region in api_url",
     "forbidden": "the API key may not do this: give it the right, or use another one",
     "not_found": "the API knows no such place: check the feed's api_url and api_scope",
-    "rate_limited": "the API asked to slow down for longer than we wait: try again later",
+    "rate_limited": "the API asked to slow down, several times in a row: try again later",
 }
 _BUSY: Final = (429, 503)
 

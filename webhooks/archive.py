@@ -13,13 +13,16 @@ import base64
 import fcntl
 import gzip
 import json
+import os
 import re
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 from urllib.parse import unquote_plus
 
 import structlog
@@ -47,14 +50,14 @@ class Archive:
 
     def __init__(self, spool: Path, place: Place, every: timedelta, spool_max: int) -> None:
         self._spool, self._place, self._every, self._max = spool, place, every, spool_max
-        self._waiting: list[bytes] = []
+        self._waiting: list[tuple[Feed, Delivery, datetime]] = []
         self._waiting_bytes = 0
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._opened_at = datetime.now(UTC)
 
     def open(self) -> None:
         """Make the spool and take over what a killed process left in it. Raises OSError."""
-        self._spool.mkdir(parents=True, exist_ok=True)
+        self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)  # it holds addresses
         for path in self._spool.glob(OPEN):
             _close_orphan(path)
 
@@ -63,37 +66,33 @@ class Archive:
         if self._waiting_bytes > MAX_WAITING:
             metrics.ARCHIVE_DROPPED.inc()
             return
-        line = encode(feed, delivery, at)
-        self._waiting.append(line)
-        self._waiting_bytes += len(line)
+        self._waiting.append((feed, delivery, at))
+        self._waiting_bytes += len(delivery.body)
 
     async def write(self) -> None:
         """Write what waits to the disk, and close the file that is old or large enough. Raises OSError."""
-        lines, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
         try:
-            await asyncio.to_thread(self._written, lines)
+            await asyncio.to_thread(self._written, taken)
         except OSError:
-            # Tried again, into a new file: the last line of this one may be torn.
-            self._waiting = lines + self._waiting
-            self._waiting_bytes = sum(map(len, self._waiting))
-            self._file = None
+            self._waiting = taken + self._waiting  # tried again
+            self._waiting_bytes = sum(len(delivery.body) for _, delivery, _ in self._waiting)
             raise
 
-    def _written(self, lines: list[bytes]) -> None:
+    def _written(self, taken: list[tuple[Feed, Delivery, datetime]]) -> None:
         now = datetime.now(UTC)
-        if lines:
+        if taken:
             if self._file is None:
                 self._file, self._opened_at = _new_file(self._spool, now), now
-            self._file.writelines(lines)
-            self._file.flush()
+            _append(self._file, b"".join(encode(*one) for one in taken))
         if self._file and (now - self._opened_at >= self._every or self._file.tell() > MAX_FILE):
             self._close_file()
 
     def _close_file(self) -> None:
         if self._file is not None:
-            file, self._file = self._file, None
-            _compress(Path(file.name))
-            file.close()  # and with it the lock
+            _compress(Path(str(self._file.name).removesuffix(".part")))
+            self._file.close()  # and with it the lock
+            self._file = None
 
     async def upload(self) -> None:
         """Carry closed files to S3 and remove them from the spool. Raises ApiError."""
@@ -102,8 +101,9 @@ class Archive:
         try:
             async with open_client("s3", self._place.region, self._place.endpoint_url) as s3:
                 for path in ready:
-                    await s3.put_object(Bucket=self._place.bucket, Key=self._key(path), Body=path.read_bytes())
-                    path.unlink(missing_ok=True)
+                    with suppress(FileNotFoundError):  # another process on this spool was quicker
+                        await s3.put_object(Bucket=self._place.bucket, Key=self._key(path), Body=path.read_bytes())
+                        path.unlink()
         finally:
             self._keep_within_limit()
 
@@ -112,12 +112,12 @@ class Archive:
         return "/".join(filter(None, (self._place.prefix, day, path.name)))
 
     def _keep_within_limit(self) -> None:
-        ready = sorted(self._spool.glob(READY))
-        size = sum(path.stat().st_size for path in ready)
-        for path in ready:
-            if size <= self._max:
+        sizes = {path: size for path in sorted(self._spool.glob(READY)) if (size := _size(path))}
+        total = sum(sizes.values())
+        for path, size in sizes.items():
+            if total <= self._max:
                 return
-            size -= path.stat().st_size
+            total -= size
             path.unlink(missing_ok=True)
             metrics.ARCHIVE_DROPPED.inc()
             _log.error("archive_dropped", file=path.name, reason="the spool is full and S3 away")
@@ -161,29 +161,58 @@ def _without(query: str, names: list[str]) -> str:
     return "&".join(piece for piece in query.split("&") if unquote_plus(piece.partition("=")[0]).lower() not in names)
 
 
-def _new_file(spool: Path, now: datetime) -> BinaryIO:
+def _append(file: FileIO, lines: bytes) -> None:
+    before = file.tell()
+    try:
+        left = memoryview(lines)
+        while left:
+            left = left[file.write(left) :]
+    except OSError:  # no half lines, and the disk is full as it is
+        file.truncate(before)
+        file.seek(before)
+        raise
+
+
+def _new_file(spool: Path, now: datetime) -> FileIO:
+    """Return a new file of ours, locked before its name says that it is there."""
     host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())
-    file = (spool / f"open-{now:%Y%m%dT%H%M%S}-{host}-{secrets.token_hex(4)}.ndjson").open("ab")
+    name = f"open-{now:%Y%m%dT%H%M%S}-{host}-{secrets.token_hex(4)}.ndjson"
+    part = spool / f"{name}.part"
+    part.touch(mode=0o600)
+    file = part.open("r+b", buffering=0)
     fcntl.flock(file, fcntl.LOCK_EX)
+    part.rename(spool / name)
     return file
 
 
 def _close_orphan(path: Path) -> None:
-    """Close a file whose writer was killed; one that lives holds its lock."""
-    with path.open("rb") as file:
+    """Close a file whose writer was killed; one that lives holds its lock, another process may be quicker."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return
-        _compress(path)
+        if os.fstat(file.fileno()).st_nlink:  # still there
+            _compress(path)
 
 
 def _compress(path: Path) -> None:
     """Turn an open file into a ready one. Its name appears only once it is whole."""
     done = path.with_name(path.name.removeprefix("open-") + ".gz")
     part = done.with_suffix(".part")
-    with path.open("rb") as plain, gzip.open(part, "wb") as packed:
-        while piece := plain.read(1_000_000):
-            packed.write(piece)
+    part.touch(mode=0o600)
+    try:
+        with path.open("rb") as plain, gzip.open(part, "wb") as packed:
+            while piece := plain.read(1_000_000):
+                packed.write(piece)
+    except OSError:
+        part.unlink()
+        raise
     part.replace(done)
     path.unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int:
+    with suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0

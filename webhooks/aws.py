@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
+
+import aiohttp
 
 from webhooks.asking import ApiError
 from webhooks.provider import Feed
@@ -17,7 +20,6 @@ CALL_SECONDS: Final = 30
 """Longest wait for an answer. A long poll of SQS takes 20."""
 
 _REGION: Final = re.compile(r"arn:aws[a-z-]*:[a-z]+:([a-z0-9-]+):|https?://sqs\.([a-z0-9-]+)\.")
-_FALLBACK_REGION: Final = "us-east-1"
 _S3_URL: Final = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
 
 
@@ -36,14 +38,19 @@ def s3_place(url: str, region: str | None, endpoint_url: str | None) -> Place:
     found = _S3_URL.fullmatch(url)
     if not found:
         raise ValueError("is no place in S3: write s3://bucket/prefix")
-    return Place(found[1], (found[2] or "").strip("/"), region or _FALLBACK_REGION, endpoint_url)
+    return Place(found[1], (found[2] or "").strip("/"), region or default_region(), endpoint_url)
 
 
 def region_of(feed: Feed) -> str:
     """Return the feed's AWS region: the one that is set, else that of its queue or first topic."""
     places = (feed.queue_url or "", *feed.topics[:1])
     found = next(filter(None, map(_REGION.match, places)), None)
-    return feed.region or (found and (found[1] or found[2])) or _FALLBACK_REGION
+    return feed.region or (found and (found[1] or found[2])) or default_region()
+
+
+def default_region() -> str:
+    """Return the region that AWS's own tools would take from the environment."""
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
 
 
 @cache
@@ -77,7 +84,7 @@ async def open_client(service: str, region: str, endpoint_url: str | None) -> As
             service, region_name=region, endpoint_url=endpoint_url, config=config
         ) as client:
             yield client
-    except (BotoCoreError, ClientError) as error:
+    except (BotoCoreError, ClientError, aiohttp.ClientError, TimeoutError) as error:
         raise aws_failure(error) from error
 
 

@@ -33,7 +33,8 @@ MAX_MEMBERS: Final = 100
 _PIECE: Final = 65_536
 _GZIP, _ZLIB, _RAW_DEFLATE = zlib.MAX_WBITS | 16, zlib.MAX_WBITS, -zlib.MAX_WBITS
 _PLAIN: Final = ("", "identity")
-_ENCODINGS: Final = ("gzip", "x-gzip", "deflate")
+ENCODINGS: Final = ("gzip", "x-gzip", "deflate")
+"""Content encodings that are inflated."""
 
 
 class BodyRefusedError(Exception):
@@ -64,7 +65,7 @@ class BodyReader:
     async def read(self, request: web.BaseRequest) -> bytes:
         """Return the whole body, inflated. Raises BodyRefusedError or BodiesBusyError."""
         encoding = request.headers.get("Content-Encoding", "").strip().lower()
-        if encoding not in _PLAIN and encoding not in _ENCODINGS:
+        if encoding not in _PLAIN and encoding not in ENCODINGS:
             raise BodyRefusedError(415, "encoding", "content encodings that can be read: gzip, deflate")
         if (request.content_length or 0) > self._max:
             raise self._too_large()

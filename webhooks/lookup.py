@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from webhooks.asking import Api, ApiError, Query, Searches
-from webhooks.event import Answer, Event, Testimony, normal_recipient, wire_key
+from webhooks.event import Answer, Event, Testimony, normal_recipient, same_mailbox, wire_key
 from webhooks.provider import Feed, Provider
 
 EARLIER: Final = timedelta(minutes=5)
@@ -44,7 +44,7 @@ class Found:
     answer: Answer
     reason: str = ""
     """A short stable word: `unsupported`, `no_recipient`, `several_recipients`, `no_message_id`, `not_settled`,
-    `too_old`, `no_control`, `control_not_found`, or an ApiError's."""
+    `too_old`, `no_control`, `control_not_found`, `unknown_event`, or an ApiError's."""
     hint: str = ""
     events: Sequence[Event] = ()
 
@@ -60,10 +60,11 @@ async def look_up(
     """
     if objection := _objection(provider, sought):
         return objection
+    ask = _Ask(provider, feed, api, namespace)
     try:
-        if events := await _search(provider, feed, api, sought, namespace):
-            return Found(_testified(events), events=events)
-        return await _absence(provider, feed, api, sought, control, now, namespace)
+        if events := await ask.about(sought):
+            return _testified(events)
+        return await _absence(ask, sought, control, now)
     except ApiError as error:
         return Found(Answer.SILENT, error.reason, error.hint)
 
@@ -71,7 +72,7 @@ async def look_up(
 def _objection(provider: Provider, sought: Sought) -> Found | None:
     facts = provider.facts
     if not isinstance(provider, Searches) or facts.finds_by == "nothing":
-        return Found(Answer.SILENT, "unsupported", f"{facts.title} can't be asked: {facts.look_up}")
+        return Found(Answer.SILENT, "unsupported", f"it can't be asked: see reconciler providers {provider.name}")
     if facts.finds_by == "recipient" and not sought.recipient:
         return Found(Answer.SILENT, "no_recipient", "this provider is asked by recipient, and the row holds none")
     if facts.finds_by == "recipient" and len(getaddresses([sought.recipient or ""])) > 1:
@@ -79,44 +80,59 @@ def _objection(provider: Provider, sought: Sought) -> Found | None:
             Answer.SILENT, "several_recipients", "this provider is asked by recipient, and the row holds several"
         )
     if facts.finds_by == "id" and not sought.message_id:
-        return Found(Answer.SILENT, "no_message_id", "this provider is asked by an id that the claim should hold")
+        return Found(
+            Answer.SILENT, "no_message_id", "it is asked by the id that the claim's option known_message_id should hold"
+        )
     return None
 
 
-def _testified(events: Sequence[Event]) -> Answer:
+def _testified(events: Sequence[Event]) -> Found:
     said = {event.testimony for event in events}
     if Testimony.ACCEPTED in said:
-        return Answer.ACCEPTED
-    return Answer.REJECTED if Testimony.REJECTED in said else Answer.SILENT
+        return Found(Answer.ACCEPTED, events=events)
+    if Testimony.REJECTED in said:
+        return Found(Answer.REJECTED, events=events)
+    return Found(Answer.SILENT, "unknown_event", "it speaks of the send and says neither accepted nor rejected", events)
 
 
-async def _absence(
-    provider: Provider,
-    feed: Feed,
-    api: Api,
-    sought: Sought,
-    control: Sought | None,
-    now: datetime,
-    namespace: str,
-) -> Found:
-    facts = provider.facts
+async def _absence(ask: _Ask, sought: Sought, control: Sought | None, now: datetime) -> Found:
+    facts = ask.provider.facts
     settled_at = sought.submit_by + facts.settles_after
     if now < settled_at:
         return Found(Answer.SILENT, "not_settled", f"its API may not show the send before {settled_at:%H:%M} UTC")
     if now - sought.claimed_at >= facts.kept_for:
         return Found(Answer.SILENT, "too_old", f"its API forgets sends after {facts.kept_for.days} days")
-    if control is None or control.claimed_at < sought.submit_by or _objection(provider, control):
-        return Found(Answer.SILENT, "no_control", "no later send is known to be accepted that could prove the question")
-    if not await _search(provider, feed, api, control, namespace):
+    if control is None or control.claimed_at < sought.submit_by or _objection(ask.provider, control):
+        return Found(Answer.SILENT, "no_control", "no later send of its class is known to be accepted")
+    if not await ask.about(control):
         return Found(Answer.SILENT, "control_not_found", "a later send that was accepted is not found either")
     return Found(Answer.ABSENT)
 
 
-async def _search(provider: Provider, feed: Feed, api: Api, sought: Sought, namespace: str) -> list[Event]:
-    """Return the events about the send, which then bear its key; an API's filter is never taken at its word."""
-    assert isinstance(provider, Searches)  # noqa: S101 - `_objection` said so
-    found = provider.search(sought.query(), feed, api)
-    return [replace(event, send_key=sought.wire_key) async for event in found if is_about(event, sought, namespace)]
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """Whom to ask, and whose keys are ours."""
+
+    provider: Provider
+    feed: Feed
+    api: Api
+    namespace: str
+
+    async def about(self, sought: Sought) -> list[Event]:
+        """Return the events about the send, which then bear its key; an API's filter is never taken at its word.
+
+        Raises ApiError where the range could not be read to its end, or holds an event that may be about the send.
+        """
+        assert isinstance(self.provider, Searches)  # noqa: S101 - `_objection` said so
+        found, unnamed = [], False
+        async for event in self.provider.search(sought.query(), self.feed, self.api):
+            if is_about(event, sought, self.namespace):
+                found.append(replace(event, send_key=sought.wire_key))
+            elif event.send_key is None and sought.recipient and same_mailbox(event.recipient, sought.recipient):
+                unnamed = True
+        if unnamed and not found and self.provider.facts.echoes_key:
+            raise ApiError("unnamed", "it lists a send to this recipient that shows no key, so that it may be this one")
+        return found
 
 
 def is_about(event: Event, sought: Sought, namespace: str = "") -> bool:

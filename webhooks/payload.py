@@ -57,7 +57,7 @@ def _split_by_brackets(body: bytes) -> list[bytes]:
             start = token.end()
         if depth == 0:
             return [] if parts == [b""] else parts
-    raise BadPayload("not JSON: it is empty or doesn't end")
+    raise BadPayload("not JSON: it is empty, ends too early, or is something else")
 
 
 def _as_utf8(body: bytes) -> bytes:

@@ -10,15 +10,13 @@ Sources: Amazon API Gateway developer guide, "AWS service integrations with SQS"
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from webhooks.body import MAX_RATIO, SMALL, BodyRefusedError, inflate
+from webhooks.body import ENCODINGS, MAX_RATIO, SMALL, BodyRefusedError, inflate
 from webhooks.payload import at, load_object, text_at
 from webhooks.provider import BadPayload, Delivery
 from webhooks.signature import decode_base64
-
-_COMPRESSED: Final = ("gzip", "x-gzip", "deflate")
 
 
 class QueueMessage(NamedTuple):
@@ -62,6 +60,12 @@ def carried(message: QueueMessage) -> Carried:
     return Carried(delivery, by_gateway=True)
 
 
+def body_of(message: QueueMessage) -> bytes:
+    """Return what of a message may be kept: of a gateway's envelope only the body, since headers hold credentials."""
+    request = _request(message.raw)
+    return message.raw if request is None else str(request["body"] or "").encode("utf-8", "surrogatepass")
+
+
 def _value(attribute: Mapping[str, Any]) -> str:
     binary: bytes = attribute.get("BinaryValue", b"")
     text: str = attribute.get("StringValue", "")
@@ -90,7 +94,7 @@ def _body(request: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:
     if body is None:
         raise BadPayload("the gateway's isBase64Encoded is true, and its body is no base64")
     encoding = headers.get("content-encoding", "").strip().lower()
-    return _inflated(body, encoding) if body and encoding in _COMPRESSED else body
+    return _inflated(body, encoding) if body and encoding in ENCODINGS else body
 
 
 def _inflated(body: bytes, encoding: str) -> bytes:

@@ -118,7 +118,15 @@ def credential_only(delivery: Delivery, secrets: tuple[str, ...], how: str) -> V
         return NO_SECRET
     if carries_credential(delivery, secrets):
         return Verified()
-    return Refused("signature", f"no matching credential; configure {how} at the provider and in secrets")
+    reason = "signature" if _carries_any(delivery, secrets) else "missing"
+    return Refused(reason, f"no matching credential; configure {how} at the provider and in secrets")
+
+
+def _carries_any(delivery: Delivery, secrets: tuple[str, ...]) -> bool:
+    """Say whether the request carries a credential where one of the secrets would be, right or wrong."""
+    names = {secret.partition(":")[2].partition("=")[0].strip().lower() for secret in _credentials(secrets)}
+    asked = {name.lower() for name, _ in parse_qsl(delivery.query, keep_blank_values=True)}
+    return "authorization" in delivery.headers or any(name in delivery.headers or name in asked for name in names)
 
 
 def credential_objection(title: str, how: str, secret: str) -> str | None:
@@ -217,7 +225,7 @@ def standard_webhook(
         return credential_only(delivery, secrets, "a whsec_ signing secret")
     message_id, timestamp, given = (_standard_header(delivery, part) for part in ("id", "timestamp", "signature"))
     if not (message_id and timestamp and given):
-        return Refused("missing", "no svix-id, svix-timestamp or svix-signature header")
+        return Refused("missing", "no id, timestamp or signature header (webhook-..., or svix-...)")
     wanted = [sign_standard_webhook(key, message_id, timestamp, delivery.body) for key in keys]
     if not any(same(entry, want) for entry in given.split() for want in wanted):
         return Refused("signature", "no v1 signature matches one of the feed's secrets")

@@ -13,16 +13,18 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from webhooks.aws import Place, open_client
 from webhooks.provider import Delivery
 
-MAX_ENTRY: Final = 200_000_000
+MAX_ENTRY: Final = 40_000_000
 """Greatest entry, in bytes: an archive's line about a body of 25 MB that is no text has 34 MB."""
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -57,11 +59,12 @@ class Files:
         self._path = path
 
     async def blobs(self) -> list[Blob]:
-        """Return the files. Raises OSError where there is no such place."""
+        """Return the files, regular ones only. Raises OSError where there is no such place."""
         if not self._path.is_dir():
             return [Blob(str(self._path), self._path.stat().st_size)]
         found = (Path(folder, name) for folder, _, names in os.walk(self._path) for name in names)
-        return [Blob(str(path), path.stat().st_size) for path in sorted(found) if not path.name.startswith(".")]
+        files = sorted(path for path in found if path.is_file() and not path.name.startswith("."))
+        return [Blob(str(path), path.stat().st_size) for path in files]
 
     @asynccontextmanager
     async def open(self, blob: Blob) -> AsyncIterator[BinaryIO]:
@@ -83,7 +86,12 @@ class S3Files:
             pages = s3.get_paginator("list_objects_v2")
             async for page in pages.paginate(Bucket=self._place.bucket, Prefix=self._place.prefix):
                 found += [Blob(one["Key"], one["Size"]) for one in page.get("Contents", ()) if one["Size"]]
-        return found
+        return [blob for blob in found if self._holds(blob.name)]
+
+    def _holds(self, key: str) -> bool:
+        """Say whether a key is the place itself or lies below it: `raw` doesn't mean `raw-of-another`, too."""
+        prefix = self._place.prefix
+        return not prefix or key == prefix or key.startswith(f"{prefix}/")
 
     @asynccontextmanager
     async def open(self, blob: Blob) -> AsyncIterator[BinaryIO]:
@@ -104,23 +112,26 @@ def entries(name: str, file: BinaryIO) -> Iterator[Entry]:
     file.seek(0)
     plain = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if packed else file
     try:
-        first = plain.readline(MAX_ENTRY + 1)
-        if _is_json(first):
-            yield from _lines(name, first, plain, file)
+        ahead = [plain.readline(MAX_ENTRY + 1)]
+        if not _is_line(ahead[0]):  # the first line of a file that was cut off is often torn
+            ahead.append(plain.readline(MAX_ENTRY + 1))
+        if _is_line(ahead[-1]):
+            yield from _lines(name, chain(ahead, iter(partial(plain.readline, MAX_ENTRY + 1), b"")), file)
         else:
-            yield _whole(name, first + plain.read(MAX_ENTRY + 1 - len(first)), file.tell())
+            body = b"".join(ahead)
+            yield _whole(name, body + plain.read(max(0, MAX_ENTRY + 1 - len(body))), file.tell())
     except (OSError, EOFError, zlib.error) as error:
         yield Entry(name, None, damage=f"can't be read on: {type(error).__name__}", read=file.tell())
 
 
-def _lines(name: str, first: bytes, plain: BinaryIO, file: BinaryIO) -> Iterator[Entry]:
-    number, line = 1, first
-    while line:
-        if line.strip():
-            yield _entry(f"{name}:{number}", line.rstrip(b"\r\n"), file.tell())
-        while len(line) > MAX_ENTRY and not line.endswith(b"\n"):  # the rest of one that is too long
-            line = plain.readline(MAX_ENTRY + 1)
-        number, line = number + 1, plain.readline(MAX_ENTRY + 1)
+def _lines(name: str, lines: Iterable[bytes], file: BinaryIO) -> Iterator[Entry]:
+    number, is_rest = 0, False
+    for line in lines:
+        if not is_rest:
+            number += 1
+            if line.strip():
+                yield _entry(f"{name}:{number}", line.rstrip(b"\r\n"), file.tell())
+        is_rest = len(line) > MAX_ENTRY and not line.endswith(b"\n")
 
 
 def _whole(name: str, body: bytes, read: int) -> Entry:
@@ -151,15 +162,17 @@ def _is_archived(value: Any) -> bool:
 
 
 def _archived(value: dict[str, Any]) -> Delivery:
+    if not isinstance(value["feed"], str):
+        raise TypeError
     body = value.get("body")
     exact = base64.b64decode(value["body_base64"], validate=True) if body is None else body.encode()
     headers = {str(name).lower(): str(text) for name, text in value["headers"].items()}
     return Delivery(exact, headers, str(value.get("method", "POST")), str(value.get("query", "")))
 
 
-def _is_json(line: bytes) -> bool:
+def _is_line(line: bytes) -> bool:
+    """Say whether a line is a whole JSON object or array, as each line of NDJSON is."""
     try:
-        json.loads(line)
+        return isinstance(json.loads(line), dict | list) and line.strip() not in (b"{}", b"[]")
     except (ValueError, RecursionError):
         return False
-    return True

@@ -2,8 +2,8 @@
 """The queue side: messages of SQS become stored events. Needs the extra `aws`.
 
 A message is deleted only after the commit that holds its events, and one that was stored before is deleted, too. One
-that can't be read, or isn't the provider's, is kept as an event of kind `unknown` with its exact bytes, and then
-deleted: it neither comes back for ever nor is lost. What can't be stored for our reasons is left in the queue.
+that can't be read is kept as an event of kind `unknown` with its exact bytes, and then deleted: it neither comes back
+for ever nor is lost. What no secret fits, and what can't be stored for our reasons, is left in the queue.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from webhooks.event import unread
 from webhooks.inbox import InboxBusy, InboxUnavailable
 from webhooks.intake import Intake, place_of
 from webhooks.provider import BadPayload, Feed, Later, Provider, Refused
-from webhooks.queue_message import QueueMessage, carried, read_message
+from webhooks.queue_message import QueueMessage, body_of, carried, read_message
 from webhooks.quiet import Quiet
 
 MESSAGES: Final = 10
@@ -234,32 +234,31 @@ class QueueReader:
             delivery, by_gateway = await asyncio.to_thread(carried, message) if large else carried(message)
             if by_gateway or not self._provider.facts.fills_queues:
                 match await self._intake.verdict(self._feed, self._provider, delivery):
-                    case Refused(reason, hint):
-                        await self._keep(message, reason, hint)
-                        return None
+                    case Refused(reason, hint):  # a rotated secret, perhaps: the queue keeps it until that is put right
+                        return self._put_off(f"refused:{reason}", self._left(message), hint=hint)
                     case Later(reason):
                         return self._put_off(reason, self._left(message))
             parsed = self._intake.parsed(self._feed, self._provider, delivery)
         except BadPayload as error:
-            await self._keep(message, "format", str(error))
+            await self._keep(message, str(error))
             return None
         # A confirmation is never followed: whoever subscribes a queue confirms it by the queue's policy.
         await self._intake.store(self._feed, delivery, parsed, "sqs")
         return None
 
-    async def _keep(self, message: QueueMessage, reason: str, hint: str) -> None:
-        """Store what can't be read, or isn't proved to be the provider's, as bytes that prove nothing."""
-        await self._intake.inbox.store(
-            self._feed.name, [replace(unread(message.raw), reason=f"refused:{reason}")], "sqs"
-        )
-        self._intake.counters.note(self._feed.name, f"refused:{reason}")
-        self._tell("queue_message_kept", reason, hint=hint)
+    async def _keep(self, message: QueueMessage, hint: str) -> None:
+        """Store what can't be read as bytes that prove nothing: it neither comes back for ever nor is lost."""
+        event = replace(unread(body_of(message)), reason="refused:format")
+        await self._intake.inbox.store(self._feed.name, [event], "sqs")
+        self._intake.counters.note(self._feed.name, "refused:format")
+        self._tell("queue_message_kept", "format", hint=hint)
 
     def _left(self, message: QueueMessage) -> _Left:
         return _Left(min(self._pace.latest, self._pace.later * message.receives))
 
     def _put_off(self, reason: str, left: _Left, **details: str) -> _Left:
-        self._intake.counters.note(self._feed.name, f"later:{reason}")
+        outcome = reason if reason.startswith("refused:") else f"later:{reason}"
+        self._intake.counters.note(self._feed.name, outcome)
         self._tell("queue_message_not_stored", reason, **details)
         return left
 

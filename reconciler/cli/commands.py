@@ -26,6 +26,7 @@ for command in (
     trigger.trigger,
     database.migrate,
     database.psql,
+    inspect.stamp,
     inspect.providers,
     inspect.config,
 ):

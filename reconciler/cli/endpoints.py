@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, Root, feed_text, json_option
-from reconciler.cli.text import say, say_json
+from reconciler.cli.text import printable, say, say_json
 from reconciler.errors import UserError
 
 if TYPE_CHECKING:
@@ -145,15 +145,16 @@ async def _applied(app: App, feed: str | None, dry_run: bool, *, quiet: bool) ->
                 say(f"{endpoint.feed}: as it should be")
             for change in endpoint.changes:
                 steps.append(Step(endpoint.feed, change.text) if dry_run else await make(endpoint.feed, change))
-                if not quiet:
-                    _say_step(steps[-1])
+                _say_step(steps[-1], to_stderr=quiet)
                 if steps[-1].problem:
                     break  # what comes next builds on it
     return steps
 
 
-def _say_step(step: Step) -> None:
+def _say_step(step: Step, *, to_stderr: bool) -> None:
+    # At once, since a key that the provider made is told once: whatever comes after may fail.
     if not step.problem:
-        say(f"{step.feed}: {step.text}: done" if step.done else f"{step.feed}: would {step.text}")
+        text = f"{step.text}: done" if step.done else f"would {step.text}"
+        click.echo(printable(f"{step.feed}: {text}"), err=to_stderr)
     if step.told:
-        say(f"{step.feed}: {step.told}")
+        click.echo(printable(f"{step.feed}: {step.told}"), err=to_stderr)

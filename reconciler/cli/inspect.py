@@ -245,6 +245,31 @@ def _fact(value: object) -> object:
     return format_duration(value)  # type: ignore[arg-type]
 
 
+@click.command(cls=Command, epilog="Example: reconciler stamp --feed mailgun-eu order.receipt:1234")
+@click.option(
+    "--feed", metavar="FEED", required=True, callback=feed_text, help="Through which feed's provider it goes."
+)
+@click.argument("key", callback=key_text)
+@json_option
+@click.pass_obj
+def stamp(app: App, feed: str, key: str, as_json: bool) -> None:
+    """Show what a sender adds so that a key comes back.
+
+    For senders in any language: what to merge into the API call's body, HTTP headers (the provider's own idempotency
+    key), message headers for SMTP, and the message id where we may choose it. Uses the installation's namespace.
+    """
+    from webhooks.registry import PROVIDERS
+
+    target = app.feed(feed)
+    wire_key = app.with_database(lambda pool: pool.fetchval("SELECT wire_key($1)", key), create=False)
+    found = {"wire_key": wire_key, **dataclasses.asdict(PROVIDERS[target.provider].stamp(wire_key))}
+    if as_json:
+        say_json(found)
+    else:
+        for name, value in found.items():
+            say(f"{name.replace('_', ' ') + ':':14}{value if isinstance(value, str) else json.dumps(value)}")
+
+
 @click.command(cls=Command, epilog="Example: reconciler config --json")
 @json_option
 @click.pass_obj

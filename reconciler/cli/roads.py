@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from reconciler.replay import Source, Summary
     from webhooks.database import BoundedPool
 
+_EARLIEST: Final = datetime(1990, 1, 1, tzinfo=UTC)
+
+NOT_ASKED: Final = ("unsupported", "unconfigured", "unauthorized", "forbidden", "unreachable", "timeout", "garbage")
+"""Reasons for a look-up's silence that a person can put right."""
+
 MOST_DAMAGED: Final = 20
 """Damaged entries that are named for people; --json names more."""
 
@@ -30,22 +35,21 @@ def time_text(_context: click.Context, _parameter: click.Parameter, value: str |
 
     if value is None:
         return None
+    now = datetime.now(UTC)
     try:
-        at = datetime.fromisoformat(value)
-        return at.replace(tzinfo=UTC) if at.tzinfo is None else at
-    except ValueError:
-        pass
-    try:
-        return datetime.now(UTC) - parse_duration(value)
+        at = datetime.fromisoformat(value) if "-" in value else now - parse_duration(value)
+        at = (at.replace(tzinfo=UTC) if at.tzinfo is None else at).astimezone(UTC)
     except (ValueError, OverflowError):
         raise click.BadParameter("is no time: write 2026-11-02T08:00:00Z, or how long ago as in 36h") from None
+    if not _EARLIEST <= at <= now:
+        raise click.BadParameter("lies in the future, or before 1990")
+    return at
 
 
-@click.command(
-    cls=Command, epilog="Example: reconciler replay s3://mail-archive/ses/2026/11/02 --feed ses-eu --region eu-west-1"
-)
+@click.command(cls=Command, epilog="Example: reconciler replay s3://mail-archive/raw/2026/11/02 --region eu-west-1")
 @click.argument("source")
 @click.option("--feed", metavar="FEED", callback=feed_text, help="Whose deliveries they are. An archive's say it.")
+@click.option("--dry-run", is_flag=True, help="Read and parse, and store nothing.")
 @click.option("--verify", is_flag=True, help="Skip what the provider did not sign. Ages are not looked at.")
 @click.option("--region", metavar="REGION", help="AWS region of an s3:// source. Default: archive.region.")
 @click.option("--endpoint-url", metavar="URL", help="Where S3 is, where it is not Amazon's.")
@@ -55,6 +59,7 @@ def replay(
     app: App,
     source: str,
     feed: str | None,
+    dry_run: bool,
     verify: bool,
     region: str | None,
     endpoint_url: str | None,
@@ -64,19 +69,22 @@ def replay(
 
     They go through the same parse and store as live ones. SOURCE is a file, a folder, or s3://bucket/prefix: saved
     bodies, NDJSON (SES through Firehose, one event a line), or the archive's own files; each may be gzipped. Doing it
-    again changes nothing. What is damaged is named and skipped, and then the exit status is 1. While it runs the feed's
-    silence releases nothing.
+    again changes nothing, except where an event's id is a header that saved bodies lack (Resend, Loops): then it is
+    stored once more, which decides nothing new. What is damaged is named and skipped, and then the exit status is 1.
+    While it runs the feed's silence releases nothing.
     """
     if feed is not None:
         app.feed(feed)
     place = _source(app, source, region, endpoint_url)
-    summary = app.with_database(lambda pool: _replayed(app, pool, place, feed, verify), create=False)
+    summary = app.with_database(lambda pool: _replayed(app, pool, place, feed, verify, dry_run), create=False)
     if as_json:
         say_json(summary)
     else:
         _say_summary(summary)
+    if not summary.entries:
+        raise Failed(f"{source} holds nothing that could be replayed")
     if summary.damaged_entries:
-        raise Failed(f"{summary.damaged_entries} of {summary.entries} entries were skipped; the others are stored")
+        raise Failed(f"{summary.damaged_entries} of {summary.entries} entries were skipped")
 
 
 def _source(app: App, source: str, region: str | None, endpoint_url: str | None) -> Source:
@@ -92,7 +100,9 @@ def _source(app: App, source: str, region: str | None, endpoint_url: str | None)
         raise click.BadParameter(f"{source} {error}", param_hint="SOURCE") from None
 
 
-async def _replayed(app: App, pool: BoundedPool, source: Source, feed: str | None, verify: bool) -> Summary:
+async def _replayed(
+    app: App, pool: BoundedPool, source: Source, feed: str | None, verify: bool, dry_run: bool
+) -> Summary:
     from reconciler import composition
     from reconciler.replay import replay as replayed
     from webhooks.fetch import open_fetch
@@ -108,7 +118,7 @@ async def _replayed(app: App, pool: BoundedPool, source: Source, feed: str | Non
             read[name] = so_far
 
         feeds = composition.feeds(app.settings)
-        return await replayed(pool, source, blobs, feeds, feed=feed, verify=fetch, progress=progress)
+        return await replayed(pool, source, blobs, feeds, feed=feed, verify=fetch, dry_run=dry_run, progress=progress)
 
 
 def _bar(length: int, label: str) -> Any:
@@ -118,6 +128,8 @@ def _bar(length: int, label: str) -> Any:
 
 def _say_summary(summary: Summary) -> None:
     say(f"{summary.entries} entries: {summary.events} events, {summary.stored} new, {summary.repeated} known before")
+    if summary.others:
+        say(f"{summary.others} are of other feeds and were passed over")
     if summary.controls:
         say(f"{summary.controls} held no event (pings, confirmations)")
     if len(summary.feeds) > 1:
@@ -132,9 +144,10 @@ def _say_summary(summary: Summary) -> None:
 @click.option("--feed", metavar="FEED", required=True, callback=feed_text, help="Which feed's provider is asked.")
 @click.option("--since", metavar="TIME", required=True, callback=time_text, help="2026-11-02T08:00:00Z, or 36h (ago).")
 @click.option("--until", metavar="TIME", callback=time_text, help="The same. Default: now.")
+@click.option("--afresh", is_flag=True, help="Begin anew, though a run of this day was broken off.")
 @json_option
 @click.pass_obj
-def backfill(app: App, feed: str, since: datetime, until: datetime | None, as_json: bool) -> None:
+def backfill(app: App, feed: str, since: datetime, until: datetime | None, afresh: bool, as_json: bool) -> None:
     """Pull what a provider lists of a span of time.
 
     For when the receiver was down for longer than the provider delivers again. Needs the feed's api_key; providers that
@@ -142,6 +155,8 @@ def backfill(app: App, feed: str, since: datetime, until: datetime | None, as_js
     the feed's silence releases nothing.
     """
     from reconciler.backfill import backfill as filled
+    from reconciler.units import format_duration
+    from webhooks.registry import PROVIDERS
 
     target = app.feed(feed)
     end = until or datetime.now(UTC)
@@ -154,8 +169,11 @@ def backfill(app: App, feed: str, since: datetime, until: datetime | None, as_js
             def tell(done: Backfilled) -> None:
                 bar.update(int((done.done_until - since) / timedelta(seconds=1)) - bar.pos)
 
-            return await filled(pool, target, since, end, who=operator(), tell=tell)
+            return await filled(pool, target, since, end, who=operator(), afresh=afresh, tell=tell)
 
+    kept_for = PROVIDERS[target.provider].facts.kept_for
+    if since < datetime.now(UTC) - kept_for:
+        click.echo(f"reconciler: its API may have forgotten what is older than {format_duration(kept_for)}", err=True)
     done = app.with_database(work, create=False)
     if as_json:
         say_json(done)
@@ -183,7 +201,13 @@ def lookup(app: App, key: str, as_json: bool) -> None:
     answer = app.with_database(work, create=False)
     if as_json:
         say_json(answer)
-        return
+    else:
+        _say_answer(key, answer)
+    if answer.found.reason in NOT_ASKED:
+        raise Failed(f"{answer.feed} could not be asked: {answer.found.hint}")
+
+
+def _say_answer(key: str, answer: LookedUp) -> None:
     why = f" ({answer.found.reason}: {answer.found.hint})" if answer.found.reason else ""
     say(f"{answer.feed} says: {answer.found.answer}{why}")
     if answer.found.events:

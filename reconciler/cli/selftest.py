@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -46,10 +47,19 @@ def correlation(app: App, feed: str, wait: str, command: tuple[str, ...], as_jso
     printed, for you to send by hand. The receiver must be running. Exits with 1 where the key does not come back.
     """
     target, seconds = app.feed(feed), _seconds(wait)
+    _refuse_hopeless(target)
     heard = app.with_database(lambda pool: _tried(pool, target, command, seconds, as_json), create=False)
     if as_json:
         say_json(heard)
     _conclude(target, heard)
+
+
+def _refuse_hopeless(feed: Feed) -> None:
+    from webhooks.registry import PROVIDERS
+
+    provider = PROVIDERS[feed.provider]
+    if not provider.facts.echoes_key and provider.stamp("probe").message_id is None:
+        raise UserError(f"{provider.facts.title} brings no key back, and takes no message id of ours: nothing to try")
 
 
 def _seconds(wait: str) -> float:
@@ -66,7 +76,7 @@ async def _tried(pool: BoundedPool, feed: Feed, command: Sequence[str], seconds:
 
     message = await marked(pool, feed)
     if command:
-        await _send(command, message)
+        await _send(command, message, quiet)
     else:
         _say_stamp(message, to_stderr=quiet)
     heard = []
@@ -95,9 +105,10 @@ def _stamp(message: Marked) -> dict[str, str]:
     return {**found, "MESSAGE_ID": stamp.message_id} if stamp.message_id else found
 
 
-async def _send(command: Sequence[str], message: Marked) -> None:
+async def _send(command: Sequence[str], message: Marked, quiet: bool) -> None:
+    stdout = sys.stderr if quiet else None  # ours is JSON
     try:
-        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **_stamp(message)})
+        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **_stamp(message)}, stdout=stdout)
     except OSError as error:
         raise UserError(f"{command[0]} can't be run: {error.strerror}") from None
     if status := await process.wait():
@@ -111,7 +122,8 @@ def _conclude(feed: Feed, heard: list[Heard]) -> None:
     if any(event.key_came_back for event in heard):
         return
     if heard and not facts.echoes_key:
-        return  # as it must be: found by the message id that we chose
+        click.echo("found by the message id that the stamp chose, as it must be at this provider", err=True)
+        return
     if heard:
         raise Failed(f"events came without our key: is it stamped where {facts.title} takes it? {facts.key_slot}")
     raise Failed(

@@ -83,7 +83,7 @@ def test_every_event_type_is_read_as_the_facts_say(name: str) -> None:
 
 def test_every_webhook_fixture_has_an_expectation() -> None:
     names = {path.stem for path in (FIXTURES / "azure_acs").glob("*.json")}
-    assert {name for name in names if not name.startswith("api_")} == {*EXPECTED, "subscription_validation"}
+    assert names == {*EXPECTED, *ANSWERS, "subscription_validation"}
 
 
 def test_a_batch_of_either_schema_and_a_single_event_are_read_alike() -> None:
@@ -186,7 +186,8 @@ async def test_only_the_secret_in_the_url_or_a_header_makes_a_delivery_azures() 
     assert await verdict(Delivery(b"[]", {}, query="secret=value"), "query:secret=value") == "verified"
     assert await verdict(Delivery(b"[]", {"x-own": "value"}), "header:X-Own=value") == "verified"
     assert await verdict(Delivery(b"[]", {}, query="secret=other"), "query:secret=value") == "signature"
-    assert await verdict(Delivery(b"[]", {"aeg-event-type": "SubscriptionValidation"}), "bearer:t") == "signature"
+    assert await verdict(Delivery(b"[]", {"authorization": "Bearer other"}), "bearer:t") == "signature"
+    assert await verdict(Delivery(b"[]", {"aeg-event-type": "SubscriptionValidation"}), "bearer:t") == "missing"
     assert await verdict(Delivery(b"[]", {}), "plain") == "no_secret"
     assert await verdict(Delivery(b"[]", {})) == "no_secret"
 
@@ -196,8 +197,12 @@ def test_no_answer_makes_azure_drop_an_event_while_a_secret_is_changed() -> None
 
 
 def test_a_secret_that_no_request_can_carry_is_objected_to() -> None:
-    assert PROVIDER.objection("secrets", "plain") is not None  # type: ignore[attr-defined]
+    objection = PROVIDER.objection("secrets", "plain")  # type: ignore[attr-defined]
+    assert objection == (
+        "verifies nothing, since Event Grid signs no webhook: write query:name=value or header:Name=value"
+    )
     assert PROVIDER.objection("secrets", "query:secret=value") is None  # type: ignore[attr-defined]
+    assert PROVIDER.objection("topics", "plain") is None  # type: ignore[attr-defined]
 
 
 # --- stamp and sample
@@ -252,10 +257,20 @@ async def test_the_status_of_an_operation_is_testimony(status: str, kind: Kind, 
     assert (event.kind, event.testimony, event.message_id, event.send_key) == (kind, testimony, MESSAGE, None)
 
 
-async def test_recorded_answers_are_read() -> None:
-    for name, kind in (("api_operation_status", Kind.SENT), ("api_send_accepted", Kind.QUEUED)):
-        (event,) = await looked_up(json.loads(fixture(f"azure_acs/{name}.json")))
-        assert (event.kind, event.message_id, event.testimony) == (kind, MESSAGE, YES)
+ANSWERS = {
+    "api_send_accepted": (MESSAGE, YES, Kind.QUEUED),
+    "api_operation_status": (MESSAGE, YES, Kind.SENT),
+}
+"""What is answered to a send and to a look-up: the id as a confirmation stores it, what it proves, and its kind."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_an_answer_has_the_message_id_of_its_events_and_is_read_as_an_operation(name: str) -> None:
+    answer = json.loads(fixture(f"azure_acs/{name}.json"))
+    (event,) = await looked_up(answer)
+    assert (answer["id"].strip("<> "), event.testimony, event.kind) == ANSWERS[name]
+    (report,) = PROVIDER.parse(Delivery(fixture("azure_acs/delivery_report_delivered.json"), {})).events
+    assert event.message_id == report.message_id == MESSAGE
 
 
 async def test_the_reason_of_a_failed_operation_is_told() -> None:
@@ -265,6 +280,14 @@ async def test_the_reason_of_a_failed_operation_is_told() -> None:
 
 async def test_an_operation_that_is_not_there_is_nothing() -> None:
     assert await looked_up({"error": {"code": "NotFound"}}, 404) == []
+
+
+async def test_an_id_is_one_part_of_the_address_whatever_is_in_it() -> None:
+    odd = Query(NOW - timedelta(hours=1), NOW, KEY, ANA, "a/../b?c#d%2F")
+    fake = Fake([])
+    async with asked("azure_acs", fake) as (feed, api):
+        assert await search("azure_acs", feed, api, odd) == []
+    assert fake.requests[0].raw_path == "/emails/operations/a%2F..%2Fb%3Fc%23d%252F?api-version=2023-03-31"
 
 
 async def test_another_operation_than_the_one_asked_for_is_garbage() -> None:

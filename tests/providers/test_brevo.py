@@ -21,7 +21,7 @@ from webhooks.providers.brevo import PROVIDER, Brevo
 
 KEY = "e15bd8fd5b6b63a6f91c331d3c0702980d93474c2b1c4474"
 ANA = "ana.reyes@example.com"
-MESSAGE = "<202611020815.44120937716@smtp-relay.mailin.fr>"
+MESSAGE = "202611020815.44120937716@smtp-relay.mailin.fr"
 
 
 def at(clock_time: str) -> datetime:
@@ -126,7 +126,8 @@ def test_what_is_no_webhook_of_brevo_is_refused(body: bytes) -> None:
         ({"X-Mailin-custom": "send_key:order.receipt:1001"}, "order.receipt:1001"),
         ({"X-Mailin-custom": f"shop:7|send_key:{KEY}"}, KEY),
         ({"X-Mailin-custom": "shop:7", "tags": ["order.receipt", KEY]}, KEY),
-        ({"X-Mailin-custom": "shop:7|lang:en", "tags": ["order-1"]}, "order-1"),
+        ({"X-Mailin-custom": "shop:7|lang:en", "tags": ["send_key:order-1"]}, "order-1"),
+        ({"X-Mailin-custom": "shop:7|lang:en", "tags": ["order-1"]}, None),
         ({"X-Mailin-custom": '{"shop": 7}', "tags": [KEY]}, KEY),
         ({"X-Mailin-custom": '{"shop": 7}'}, None),
         ({"X-Mailin-custom": f'{{"send_key": "{KEY[:20]}', "tags": [KEY]}, KEY),  # cut short
@@ -134,9 +135,11 @@ def test_what_is_no_webhook_of_brevo_is_refused(body: bytes) -> None:
         ({"X-Mailin-custom": None, "tags": None, "tag": None}, None),
         ({"X-Mailin-custom": {}, "tags": {}, "tag": 7}, None),
         ({"tags": ["order.receipt", "send_key:order.receipt:1001"]}, "order.receipt:1001"),
-        ({"tags": ["order.receipt", "order-1"]}, "order-1"),
+        ({"tags": ["order.receipt", "order-1"]}, None),  # somebody's own tags
+        ({"tag": "welcome"}, None),  # the name of a template
         ({"tag": f'["order.receipt", "{KEY}"]'}, KEY),
         ({"tag": f"order.receipt,{KEY}"}, KEY),
+        ({"tag": "order.receipt,send_key:order-1"}, "order-1"),
         ({"tag": "[broken"}, None),
         ({"tag": "Welcome, dear customer"}, None),  # the name of a template
         ({"tags": [7, None, "", "Order"]}, None),
@@ -158,6 +161,50 @@ def test_the_stamp_is_the_custom_header_as_json_text_the_tag_and_a_uuid() -> Non
     assert stamp.headers == {}
     assert stamp.smtp_headers == {"X-Mailin-custom": '{"send_key": "' + KEY + '"}', "X-Mailin-Tag": KEY}
     assert PROVIDER.stamp("order-1").body["headers"] != stamp.body["headers"]
+
+
+def test_a_key_that_could_be_anybodys_tag_is_marked() -> None:
+    stamp = PROVIDER.stamp("order-1")
+    assert stamp.body["tags"] == ["send_key:order-1"]
+    assert stamp.smtp_headers["X-Mailin-Tag"] == "send_key:order-1"
+    assert request(tags=["welcome", "send_key:order-1"]).send_key == "order-1"
+
+
+@pytest.mark.parametrize("given", ["<m@x>", "m@x", " <m@x> "])
+def test_a_message_id_is_kept_without_its_brackets(given: str) -> None:
+    assert request(**{"message-id": given}).message_id == "m@x"
+    assert request(**{"message-id": "<>"}).message_id is None
+
+
+# -- what a send is answered
+
+ANSWERS = {
+    "api_send_ok": (["202611020815.44120937716@smtp-relay.mailin.fr"], "accepted", "the answer's messageId"),
+    "api_send_batch_ok": (
+        [
+            "202611020815.44120937716@smtp-relay.mailin.fr",
+            "202611020815.44120937717@smtp-relay.mailin.fr",
+        ],
+        *("accepted", "the answer's messageId"),
+    ),
+    "api_duplicate_idempotency_key": ([], "accepted", "duplicate_parameter means that the first request was taken"),
+}
+"""For each answer: its ids as the sender's side keeps them, what it proves, and the words that say so in the setup."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_names_the_message_as_its_events_do_and_the_setup_says_what_it_proves(name: str) -> None:
+    ids, _, words = ANSWERS[name]
+    answer = json.loads(fixture(f"brevo/{name}.json"))
+    given = answer.get("messageIds") or [answer[field] for field in ("messageId",) if field in answer]
+    assert [message_id.strip("<> ") for message_id in given] == ids
+    assert MESSAGE in ids or not ids
+    assert words in " ".join(PROVIDER.facts.setup)
+
+
+def test_the_refusal_of_a_duplicate_is_what_the_facts_name() -> None:
+    code = json.loads(fixture("brevo/api_duplicate_idempotency_key.json"))["code"]
+    assert f"refused as {code}: that proves the first was taken" in PROVIDER.facts.native_key
 
 
 # -- time and identity
@@ -237,8 +284,8 @@ BY_KEY = Query(at("08:00"), at("10:00"), KEY, ANA)
 
 async def listed(*answers: Any, query: Query = BY_KEY) -> list[Event]:
     """What search yields of these pages, after which there is none."""
-    pages = iter([*answers, {}])
-    async with asked("brevo", Fake([]), lambda _: web.json_response(next(pages))) as (feed, api):
+    pages = iter(answers)
+    async with asked("brevo", Fake([]), lambda _: web.json_response(next(pages, {}))) as (feed, api):
         return await search("brevo", feed, api, query)
 
 
@@ -273,9 +320,40 @@ async def test_the_api_has_names_of_its_own(name: str | None, kind: str, testimo
 
 
 async def test_among_several_tags_the_one_that_was_asked_for_is_the_key() -> None:
-    item = {"events": [{"messageId": "m", "event": "requests", "tag": '["first", "order-1"]'}]}
-    (event,) = await listed(item, query=Query(at("08:00"), at("10:00"), "order-1"))
-    assert event.send_key == "order-1"
+    for tag in ("order-1", "send_key:order-1"):
+        item = {"events": [{"messageId": "m", "event": "requests", "tag": f'["send_key:first", "{tag}"]'}]}
+        (event,) = await listed(item, query=Query(at("08:00"), at("10:00"), "order-1"))
+        assert event.send_key == "order-1"
+
+
+UNTAGGED = {"messageId": "m", "event": "requests", "email": ANA, "date": "2026-11-02T08:15:07Z", "tag": "welcome"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"tag": None}, {"email": "ANA.Reyes@Example.com"}, {"email": None}, {"date": None}],
+)
+async def test_mail_to_the_recipient_without_a_tag_of_ours_may_be_the_sought_one(change: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="^unnamed"):
+        await listed({}, {"events": [UNTAGGED | change]})
+
+
+@pytest.mark.parametrize("change", [{"email": "bo.lind@example.net"}, {"tag": "0" * 48}, {"tag": "send_key:other"}])
+async def test_mail_to_somebody_else_or_of_another_key_is_not(change: dict[str, Any]) -> None:
+    assert len(await listed({}, {"events": [UNTAGGED | change]})) == 1
+
+
+async def test_of_whole_days_what_is_of_another_time_is_left_out() -> None:
+    times = ("2026-11-02T07:59:59Z", "2026-11-02T10:00:01Z")
+    assert await listed({}, {"events": [UNTAGGED | {"date": time} for time in times]}) == []
+
+
+async def test_what_is_listed_under_our_tag_and_does_not_show_it_makes_nothing_certain() -> None:
+    elsewhere = UNTAGGED | {"email": "bo.lind@example.net"}
+    with pytest.raises(ApiError, match="^unnamed"):
+        await listed({"events": [elsewhere]})
+    events = await listed({"events": [elsewhere, UNTAGGED | {"tag": KEY}]})
+    assert [event.send_key for event in events] == [None, KEY]
 
 
 @pytest.mark.parametrize("answer", [{"events": None}, {"events": [7]}, {"events": [{"event": "requests"}]}, []])
@@ -292,8 +370,18 @@ async def questions(query: Query) -> list[dict[str, str]]:
 
 
 async def test_a_key_is_asked_for_as_a_list_of_tags_in_json() -> None:
-    (question,) = await questions(BY_KEY)
+    question, *_ = await questions(BY_KEY)
     assert question == {"tags": f'["{KEY}"]', "days": "90", "sort": "asc", "limit": "2500", "offset": "0"}
+    question, *_ = await questions(Query(at("08:00"), at("10:00"), "order-1", ANA))
+    assert question["tags"] == '["send_key:order-1"]'
+
+
+async def test_where_nothing_has_our_tag_the_days_are_read_and_by_recipient_only_where_it_is_plain() -> None:
+    _, by_day = await questions(BY_KEY)
+    assert (by_day["email"], by_day["startDate"], "tags" in by_day) == (ANA, "2026-11-01", False)
+    for odd in ("Ana@example.com", "ana@xn--mnchen-3ya.example", None):
+        _, by_day = await questions(Query(at("08:00"), at("10:00"), KEY, odd))
+        assert "email" not in by_day
 
 
 async def test_a_span_is_asked_for_by_whole_days_of_utc_and_in_parts_that_are_short_enough() -> None:
@@ -329,7 +417,8 @@ DIFFERENT_KEYS = {"request_tag_from_smtp_header": "anymail has it as a tag"}
 def test_django_anymail_reads_the_same(name: str) -> None:
     request_ = Delivery(fixture(f"brevo/{name}.json"), {"content-type": "application/json"})
     (ours,), (theirs,) = PROVIDER.parse(request_).events, anymail_events("brevo", request_)
-    assert (theirs.message_id, theirs.recipient) == (ours.message_id, ours.recipient)
+    assert (theirs.message_id or "").strip("<>") == ours.message_id  # anymail keeps the brackets
+    assert theirs.recipient == ours.recipient
     assert (theirs.event_type != ours.kind) == (name in DIFFERENT_KINDS)
     assert (theirs.timestamp != ours.occurred_at) == (name in DIFFERENT_TIMES)
     assert (theirs.metadata.get("send_key") != ours.send_key) == (name in DIFFERENT_KEYS)

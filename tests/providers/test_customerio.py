@@ -57,7 +57,19 @@ def test_every_event_type_is_read_as_the_facts_say(name: str) -> None:
 
 def test_every_webhook_fixture_has_an_expectation() -> None:
     names = {path.stem for path in (FIXTURES / "customerio").glob("*.json")}
-    assert {name for name in names if not name.startswith("api_")} == set(EXPECTED)
+    assert names == {*EXPECTED, *ANSWERS}
+
+
+ANSWERS = {"api_send_ok": (MESSAGE, YES)}
+"""What a send is answered: the id as a confirmation stores it, and what the answer proves."""
+
+
+def test_the_answer_to_a_send_has_the_message_id_of_its_events() -> None:
+    answer = json.loads(fixture("customerio/api_send_ok.json"))
+    sent = parse(fixture("customerio/email_sent.json"))
+    assert (answer["delivery_id"].strip("<> "), sent.testimony) == ANSWERS["api_send_ok"]
+    assert sent.message_id == answer["delivery_id"]
+    assert any("delivery_id of the answer" in step for step in PROVIDER.facts.setup)
 
 
 @pytest.mark.parametrize("object_type", ["push", "sms", "in_app", "slack", "webhook", "customer", "new", None, 7.5])

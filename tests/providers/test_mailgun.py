@@ -115,7 +115,9 @@ WEBHOOKS = {
         "unsubscribed", "accepted", "aAbB0000unsubscr000001:2026-11-03", "2026-11-03T10:01:40.100001+00:00"
     ),
 }
-NO_WEBHOOKS = {"api_messages_response", "api_events_page", "api_logs_page", "api_events_rejected_item"}
+ANSWERS = {"api_messages_response": (MESSAGE, "accepted")}
+"""What a send is answered: the id as a confirmation stores it, and what the answer proves."""
+NO_WEBHOOKS = {*ANSWERS, "api_events_page", "api_logs_page", "api_events_rejected_item"}
 
 
 def test_every_fixture_is_expected() -> None:
@@ -133,6 +135,15 @@ def test_a_webhook_means_and_proves_what_mailgun_says_of_it(name: str) -> None:
     assert event.message_id == MESSAGE
     assert event.recipient == "ana.reyes@example.com"
     assert event.raw == body
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_answer_to_a_send_has_the_message_id_of_its_events_in_brackets(name: str) -> None:
+    answer = json.loads(fixture(f"mailgun/{name}.json"))
+    accepted = parse_body(fixture("mailgun/accepted.json"))
+    assert (answer["id"].strip("<> "), accepted.testimony) == ANSWERS[name]
+    assert accepted.message_id == MESSAGE
+    assert answer["id"] == f"<{MESSAGE}>"
 
 
 def test_a_rejected_message_of_the_events_api_is_rejected_as_a_whole() -> None:

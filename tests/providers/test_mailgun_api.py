@@ -98,6 +98,39 @@ async def test_an_address_that_a_filter_might_read_otherwise_is_not_filtered_by(
     assert "recipient" not in fake.requests[0].query
 
 
+def listing(*changes: dict[str, Any]) -> Any:
+    """Return a page of accepted events that differ from the recorded one."""
+    item = page("api_events_page")["items"][0]
+    return {**EMPTY, "items": [{**item, **change} for change in changes]}
+
+
+NO_KEY: dict[str, Any] = {"user-variables": {}}
+
+
+@pytest.mark.parametrize(
+    "change", [NO_KEY, {**NO_KEY, "recipient": "Ana.REYES@example.com"}, {"user-variables": "{cut"}]
+)
+async def test_an_event_of_the_recipient_that_shows_no_key_may_be_the_sought_one(change: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="^unnamed"):
+        await found(Fake([]), spoil=answering(listing(change), EMPTY, EMPTY))
+    events = await found(Fake([]), spoil=answering(listing(change), EMPTY, listing({}), EMPTY))
+    assert [event.send_key for event in events] == [None, KEY]
+    (event,) = await found(Fake([]), None, spoil=answering(listing(change), EMPTY))
+    assert event.send_key is None
+
+
+async def test_a_rejected_one_without_recipient_and_key_may_be_the_sought_one() -> None:
+    rejected = {**EMPTY, "items": [{**page("api_events_rejected_item"), **NO_KEY}]}
+    with pytest.raises(ApiError, match="^unnamed"):
+        await found(Fake([]), spoil=answering(EMPTY, rejected, EMPTY))
+
+
+async def test_another_recipient_s_event_without_a_key_is_not_the_sought_one() -> None:
+    others = listing({**NO_KEY, "recipient": "bo.lind@example.net"})
+    (event,) = await found(Fake([]), "Ana.Reyes@example.com", spoil=answering(others, EMPTY))
+    assert event.send_key is None
+
+
 async def test_all_pages_are_read_until_an_empty_one() -> None:
     fake = Fake([Sent(f"{i:048x}", message_id=f"m{i}") for i in range(7)])
     assert len({event.event_id for event in await found(fake)}) == 14

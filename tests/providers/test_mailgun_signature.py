@@ -116,6 +116,18 @@ async def test_a_signed_timestamp_that_is_no_time_is_refused_where_age_is_looked
     assert isinstance(await verify(request, feed(KEY, tolerance=timedelta(minutes=5))), Refused)
 
 
+async def test_a_captured_signature_fits_any_body_as_long_as_no_tolerance_is_set_and_the_facts_say_so() -> None:
+    forged = signed(event="failed", severity="permanent", id="forged")
+    years_later = NOW + timedelta(days=1000)
+    assert await PROVIDER.verify(forged, feed(KEY), years_later, no_fetch) == Verified()
+    limited = feed(KEY, tolerance=timedelta(minutes=15))
+    assert isinstance(await PROVIDER.verify(forged, limited, NOW + timedelta(minutes=16), no_fetch), Refused)
+    facts = PROVIDER.facts
+    assert "one captured timestamp, token and signature verify any body for ever" in facts.authentication
+    assert "Tokens are not remembered: several receivers would have to share them" in facts.authentication
+    assert any('tolerance = "15m"' in step for step in facts.setup)
+
+
 def test_the_stamp_is_a_user_variable() -> None:
     stamp = PROVIDER.stamp(OUR_KEY)
     assert stamp.body == {"v:send_key": OUR_KEY}
@@ -163,7 +175,7 @@ async def test_a_sample_carries_the_credential_of_a_feed_without_signing_key() -
 
 
 def test_no_sample_says_why_in_one_line() -> None:
-    with pytest.raises(NoSample, match=r"^mailgun has no sample 'bounce'; there are accepted, queued, .*"):
+    with pytest.raises(NoSample, match=r"^mailgun has no sample 'bounce'; there are accepted, .*, queued, .*"):
         PROVIDER.sample("bounce", OUR_KEY, feed(KEY), NOW)
     with pytest.raises(NoSample, match="no secrets"):
         PROVIDER.sample("opened", OUR_KEY, feed(), NOW)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -165,6 +166,22 @@ def test_a_repeat_is_the_same_event_and_another_event_is_not(change: dict[str, A
     assert parse(CLICK | change).event_id != parse(CLICK).event_id
 
 
+# -- what a send is answered
+
+ANSWERS = {"api_send_ok": (MESSAGE, "accepted", "confirm with the MessageID (not the MessageUUID)")}
+"""For each answer: its id as the sender's side keeps it, what it proves, and the words that say so in the setup."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_names_the_message_as_its_events_do_and_the_setup_says_what_it_proves(name: str) -> None:
+    message_id, _, words = ANSWERS[name]
+    (message,) = json.loads(fixture(f"mailjet/{name}.json"))["Messages"]
+    assert message["Status"] == "success"
+    assert str(message["To"][0]["MessageID"]).strip("<> ") == message_id
+    assert {parse(fixture(f"mailjet/{event}.json")).message_id for event in EXPECTED} == {message_id}
+    assert words in " ".join(PROVIDER.facts.setup)
+
+
 # -- stamp, facts, credentials
 
 
@@ -246,11 +263,11 @@ BY_KEY = Query(at("08:10"), at("09:20"), KEY, ANA)
 NOTHING_FOUND = json.loads(fixture("mailjet/api_message_by_customid_none.json"))
 
 
-async def listed(*answers: Any) -> list[Event]:
+async def listed(*answers: Any, key: str = KEY) -> list[Event]:
     """What search yields of these pages, after which there is none."""
-    pages = iter([*answers, NOTHING_FOUND])
-    async with asked("mailjet", Fake([]), lambda _: web.json_response(next(pages))) as (feed, api):
-        return await search("mailjet", feed, api, BY_KEY)
+    pages = iter(answers)
+    async with asked("mailjet", Fake([]), lambda _: web.json_response(next(pages, NOTHING_FOUND))) as (feed, api):
+        return await search("mailjet", feed, api, replace(BY_KEY, wire_key=key))
 
 
 async def test_a_message_is_listed_with_its_key_and_its_recipient() -> None:
@@ -261,9 +278,38 @@ async def test_a_message_is_listed_with_its_key_and_its_recipient() -> None:
     assert json.loads(event.raw) == answer["Data"][0]
 
 
-async def test_a_message_that_does_not_show_its_custom_id_is_not_taken_for_the_one_asked_for() -> None:
-    (event,) = await listed(json.loads(fixture("mailjet/api_message_by_customid.json")))
-    assert (event.send_key, event.message_id) == (None, MESSAGE)
+async def test_a_message_that_does_not_show_its_custom_id_makes_nothing_certain() -> None:
+    hidden = json.loads(fixture("mailjet/api_message_by_customid.json"))
+    with pytest.raises(ApiError, match="^unnamed"):
+        await listed(hidden)
+    shown = json.loads(fixture("mailjet/api_message_show_customid.json"))
+    events = await listed({"Data": hidden["Data"] + shown["Data"]})
+    assert [(event.send_key, event.message_id) for event in events] == [(None, MESSAGE), (KEY, MESSAGE)]
+
+
+IN_SPAN = {"ID": 7, "Status": "sent", "ContactAlt": ANA, "CustomID": "1042"}
+
+
+async def test_what_the_filter_did_not_find_is_found_in_the_span() -> None:
+    (event,) = await listed(NOTHING_FOUND, {"Data": [IN_SPAN | {"CustomID": KEY}]})
+    assert (event.send_key, event.testimony) == (KEY, "accepted")
+    (event,) = await listed(NOTHING_FOUND, {"Data": [IN_SPAN]}, key="1042")
+    assert event.send_key == "1042"
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"CustomID": ""}, {"CustomID": None}, {"ContactAlt": "ANA.Reyes@Example.com"}, {"ContactAlt": None}]
+)
+async def test_mail_to_the_recipient_under_another_id_of_somebodys_may_be_the_sought_one(
+    change: dict[str, Any],
+) -> None:
+    with pytest.raises(ApiError, match="^unnamed"):
+        await listed(NOTHING_FOUND, {"Data": [IN_SPAN | change]})
+
+
+@pytest.mark.parametrize("change", [{"ContactAlt": "bo.lind@example.net", "CustomID": None}, {"CustomID": "0" * 48}])
+async def test_mail_to_somebody_else_or_of_another_key_is_not(change: dict[str, Any]) -> None:
+    assert len(await listed(NOTHING_FOUND, {"Data": [IN_SPAN | change]})) == 1
 
 
 async def test_nothing_found_is_an_empty_list() -> None:
@@ -306,16 +352,20 @@ async def test_the_question_names_the_key_and_the_span_rounded_outwards() -> Non
     async with asked("mailjet", fake) as (feed, api):
         since, until = datetime.fromisoformat("2026-11-02T09:10:00.900+01:00"), at("09:20:00.100")
         await search("mailjet", feed, api, Query(since, until, KEY, ANA))
-    (question,) = fake.requests
-    assert dict(question.query) == {
-        "CustomID": KEY,
-        "FromTS": "2026-11-02T08:10:00Z",
-        "ToTS": "2026-11-02T09:20:01Z",
-        "ShowCustomID": "true",
-        "ShowContactAlt": "true",
-        "Limit": "1000",
-        "Offset": "0",
-    }
+    by_key, by_span = (dict(question.query) for question in fake.requests)
+    assert by_key.pop("CustomID") == KEY
+    assert (
+        by_key
+        == by_span
+        == {
+            "FromTS": "2026-11-02T08:10:00Z",
+            "ToTS": "2026-11-02T09:20:01Z",
+            "ShowCustomID": "true",
+            "ShowContactAlt": "true",
+            "Limit": "1000",
+            "Offset": "0",
+        }
+    )
 
 
 async def test_the_list_is_read_to_its_end_whatever_total_says() -> None:

@@ -327,6 +327,28 @@ async def test_case_047_clicks_of_one_second_on_two_links_are_two_events_and_a_r
     assert {event.message_id for event in (first, second, opened)} == {"testmandrillid0000000000000000003"}
 
 
+# -- what a send is answered -------------------------------------------------------------------------------------------
+
+ANSWERS = {
+    "api_send_ok": ("queued", "accepted", "Confirm with the answer's _id where its status is sent, queued or"),
+    "api_send_rejected": (
+        "rejected",
+        "rejected",
+        "Its status rejected or invalid, with HTTP 200 too, means that it is",
+    ),
+}
+"""For each answer, which names its message: its status, what it proves, and the words that say so in the setup."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_names_the_message_as_its_events_do_and_the_setup_says_what_it_proves(name: str) -> None:
+    status, _, words = ANSWERS[name]
+    (answer,) = json.loads(fixture(f"mandrill/{name}.json"))
+    assert (answer["_id"].strip("<> "), answer["status"]) == (MESSAGE, status)
+    assert {event.message_id for event_name in EXPECTED for event in read(event_name)} == {MESSAGE, None}
+    assert words in " ".join(PROVIDER.facts.setup)
+
+
 # -- stamp, facts and samples ------------------------------------------------------------------------------------------
 
 
@@ -445,13 +467,39 @@ async def test_it_is_asked_by_recipient_on_the_days_around_the_span_in_utc() -> 
     assert (everything["query"], everything["date_from"], everything["date_to"]) == ("*", "2026-11-01", "2026-11-03")
 
 
-async def test_a_recipient_can_not_break_out_of_its_quotes() -> None:
-    odd = 'a" OR "\\@example.com'
+@pytest.mark.parametrize("odd", ['a" OR "\\@example.com', "Ana@example.com", "ana@xn--mnchen-3ya.example"])
+async def test_an_address_that_could_be_written_otherwise_is_looked_for_among_all(odd: str) -> None:
     fake = Noting([Sent(KEY), Sent("b", odd)])
     async with asked("mandrill", fake) as (feed, api):
-        (event,) = await search("mandrill", feed, api, Query(SINCE, UNTIL, "b", odd))
-    assert event.send_key == "b"
-    assert fake.asked[0]["query"] == 'full_email:"a\\" OR \\"\\\\@example.com"'
+        events = await search("mandrill", feed, api, Query(SINCE, UNTIL, "b", odd))
+    assert [event.send_key for event in events] == [KEY, "b"]
+    assert fake.asked[0]["query"] == "*"
+
+
+UNNAMED = {"_id": "m", "state": "sent", "email": ANA, "ts": 1793607304, "metadata": {"shop": "a"}}
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"metadata": None}, {"email": "ANA.Reyes@Example.com"}, {"email": None}, {"ts": None}]
+)
+async def test_mail_to_the_recipient_without_a_key_may_be_the_sought_one(change: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="^unnamed"):
+        await found([UNNAMED | change], Query(SINCE, UNTIL, KEY, ANA))
+
+
+@pytest.mark.parametrize("change", [{"email": "bo.lind@example.net"}, {"metadata": {"send_key": "other"}}])
+async def test_mail_to_somebody_else_or_of_another_key_is_not(change: dict[str, Any]) -> None:
+    assert len(await found([UNNAMED | change], Query(SINCE, UNTIL, KEY, ANA))) == 1
+
+
+async def test_mail_of_another_time_on_the_days_around_is_left_out() -> None:
+    before, after = UNNAMED | {"ts": 1793606399}, UNNAMED | {"ts": 1793613601}  # a second before 08:00, after 10:00
+    assert await found([before, after], Query(SINCE, UNTIL, KEY, ANA)) == []
+
+
+async def test_mail_without_a_key_beside_the_sought_one_does_not_matter() -> None:
+    both = [UNNAMED, UNNAMED | {"metadata": {"send_key": KEY}}]
+    assert [event.send_key for event in await found(both, Query(SINCE, UNTIL, KEY, ANA))] == [None, KEY]
 
 
 async def test_where_there_are_more_than_a_thousand_the_time_is_halved_and_none_is_lost() -> None:
@@ -462,8 +510,8 @@ async def test_where_there_are_more_than_a_thousand_the_time_is_halved_and_none_
     assert sorted(int(event.message_id or "") for event in events) == list(range(2500))
     first, second, *_ = fake.asked
     assert first["query"] == 'full_email:"ana.reyes@example.com"'
-    # from 08:00 to 09:00 UTC, which is half of the span
-    assert second["query"] == 'full_email:"ana.reyes@example.com" AND ts:[1793606400 TO 1793610000]'
+    # from 08:00 to before 09:00 UTC, which is half of the span
+    assert second["query"] == 'full_email:"ana.reyes@example.com" AND ts:[1793606400 TO 1793609999]'
 
 
 async def test_a_second_of_a_thousand_messages_is_not_read_to_its_end() -> None:

@@ -101,13 +101,36 @@ def test_a_webhook_means_and_proves_what_postal_says_of_it(name: str) -> None:
 
 
 def test_every_webhook_fixture_is_expected() -> None:
-    names = {file.stem for file in (FIXTURES / "postal").glob("*") if not file.stem.startswith("api_")}
-    assert names == WEBHOOKS.keys()
+    assert {file.stem for file in (FIXTURES / "postal").glob("*")} == {*WEBHOOKS, *ANSWERS}
 
 
-def test_the_answer_to_a_send_has_the_message_id_of_its_events() -> None:
-    answer = json.loads(fixture("postal/api_send_ok.json"))["data"]
-    assert str(answer["messages"][ANA]["id"]) == parse(fixture("postal/MessageSent.json")).message_id
+ANSWERS = {
+    "api_send_ok": ("success", "88412", "accepted"),
+    "api_message": ("success", "88412", "accepted"),
+    "api_error": ("parameter-error", None, "rejected"),
+}
+"""What the API answers, always with status 200: its own status, the id as a confirmation stores it, what it proves."""
+
+
+def confirmed(data: dict[str, Any]) -> str | None:
+    """Return the id that a sender takes from an answer, as a confirmation stores it."""
+    of_a_send = data.get("messages", {}).get(ANA, data)
+    return str(of_a_send["id"]).strip("<> ") if "id" in of_a_send else None
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_has_the_message_id_of_its_events_or_proves_that_nothing_was_taken(name: str) -> None:
+    answer = json.loads(fixture(f"postal/{name}.json"))
+    status, message_id, proves = ANSWERS[name]
+    assert (answer["status"], confirmed(answer["data"])) == (status, message_id)
+    assert (message_id == parse(fixture("postal/MessageSent.json")).message_id) == (proves == "accepted")
+    assert any("data.messages.RECIPIENT.id" in step and "status" in step for step in PROVIDER.facts.setup)
+
+
+def test_a_message_that_is_asked_for_by_its_number_shows_the_key_as_its_tag() -> None:
+    details = json.loads(fixture("postal/api_message.json"))["data"]["details"]
+    assert (details["tag"], details["rcpt_to"]) == (KEY, ANA)
+    assert "take a message's number only" in PROVIDER.facts.look_up
 
 
 @pytest.mark.parametrize("name", ["MessageSent", "MessageBounced", "MessageHeld", "SomethingNew"])

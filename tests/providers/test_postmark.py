@@ -102,9 +102,33 @@ WEBHOOKS = {
 
 
 def test_every_webhook_fixture_is_expected() -> None:
-    assert {
-        file.stem for file in (FIXTURES / "postmark").glob("*") if not file.stem.startswith("api_")
-    } == WEBHOOKS.keys()
+    listed = {"api_messages_outbound_by_metadata", "api_messages_outbound_none"}
+    assert {file.stem for file in (FIXTURES / "postmark").glob("*")} == {*WEBHOOKS, *ANSWERS, *listed}
+
+
+ANSWERS = {
+    "api_email_ok": (MESSAGE, "accepted"),
+    "api_email_delayed_no_errorcode": (MESSAGE, "accepted"),
+    "api_email_partly_inactive": (MESSAGE, "accepted"),  # of the others no event will come
+    "api_email_inactive_422": (None, "rejected"),
+}
+"""What a send is answered: the id as a confirmation stores it, and what the answer proves."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_has_the_message_id_of_its_events_or_says_that_nothing_is_sent(name: str) -> None:
+    answer = json.loads(fixture(f"postmark/{name}.json"))
+    message_id, proves = ANSWERS[name]
+    assert answer.get("MessageID", "").strip("<> ") == (message_id or "")
+    assert (message_id == parse_body(fixture("postmark/delivery.json")).message_id) == (proves == "accepted")
+    assert answer.get("ErrorCode", 0) == (0 if proves == "accepted" else 406)
+
+
+def test_the_facts_say_what_an_answer_proves() -> None:
+    said = PROVIDER.facts.native_key
+    assert "A MessageID proves that it was taken, with ErrorCode 0 or none" in said
+    assert "422 with ErrorCode 406 that all its recipients are inactive and nothing is sent" in said
+    assert any("Inactive recipients of a message to several get no event" in step for step in PROVIDER.facts.setup)
 
 
 @pytest.mark.parametrize("name", WEBHOOKS)
@@ -313,20 +337,35 @@ async def test_a_credential_that_postmark_can_carry_verifies(secret: str) -> Non
 @pytest.mark.parametrize(
     "request_",
     [
-        Delivery(b"{}", {}),
         Delivery(b"{}", {**basic("hook:another"), "x-hook": "another"}, query="token=another"),
         Delivery(b"{}", {**basic("hook:throwawaÿ"), "x-hook": "throwawaÿ"}, query="token=throwawa%FF"),
         Delivery(b"{}", {**basic("hook:"), "x-hook": ""}, query="token="),
         Delivery(b"{}", {"authorization": "Basic not base64", "x-hook": "\udcff"}, query="%"),
         Delivery(b"{}", {"authorization": "Basic \udcff"}, query="token"),
-        Delivery(b"{}", {"x-postmark-signature": "00" * 32}),
     ],
 )
-async def test_a_wrong_missing_or_malformed_credential_is_refused(request_: Delivery, secret: str) -> None:
+async def test_a_wrong_or_malformed_credential_is_refused(request_: Delivery, secret: str) -> None:
     verdict = await verify(request_, feed(secret))
     assert isinstance(verdict, Refused)
     assert verdict.reason == "signature"
     assert "throwaway" not in verdict.hint
+
+
+@pytest.mark.parametrize("secret", ["basic:hook:throwaway", "header:X-Hook=throwaway", "query:token=throwaway"])
+async def test_a_delivery_without_a_credential_is_refused_whatever_signature_it_has(secret: str) -> None:
+    for headers in ({}, {"x-postmark-signature": "00" * 32}):
+        verdict = await verify(Delivery(b"{}", headers), feed(secret))
+        assert isinstance(verdict, Refused)
+        assert verdict.reason == "missing"
+
+
+def test_a_secret_that_no_request_carries_is_objected_to() -> None:
+    assert PROVIDER.objection("secrets", "a-signing-key") == (
+        "verifies nothing, since Postmark signs no webhook: write basic:user:password, header:Name=value or"
+        " query:name=value"
+    )
+    assert PROVIDER.objection("secrets", "basic:hook:throwaway") is None
+    assert PROVIDER.objection("topics", "anything") is None
 
 
 @pytest.mark.parametrize("secrets", [(), ("a-signing-key",)])
@@ -412,7 +451,7 @@ def test_a_sample_asked_for_again_is_another_event_of_the_same_message() -> None
 
 
 def test_no_sample_says_why_in_one_line() -> None:
-    with pytest.raises(NoSample, match=r"^postmark has no sample 'bounce'; there are Delivery, delivered, .*"):
+    with pytest.raises(NoSample, match=r"^postmark has no sample 'bounce'; there are Delivery, .*, delivered, .*"):
         PROVIDER.sample("bounce", OUR_KEY, feed("basic:a:b"), NOW)
     with pytest.raises(NoSample, match="no credential"):
         PROVIDER.sample("Delivery", OUR_KEY, feed(), NOW)

@@ -30,8 +30,13 @@ HOUR = Query(NOW - timedelta(hours=1), NOW, KEY)
 URL = "https://hooks.example.com/webhooks/main"
 
 
-async def found(answer: Any, query: Query = HOUR) -> list[Event]:
-    async with asked("postmark", Fake([]), spoil=lambda _: web.json_response(answer)) as (feed, api):
+async def found(answer: dict[str, Any], query: Query = HOUR) -> list[Event]:
+    """Return what is read of an answer, after which the list is at its end."""
+
+    def spoil(request: web.Request) -> web.Response:
+        return web.json_response(answer if request.query["offset"] == "0" else {**answer, "Messages": []})
+
+    async with asked("postmark", Fake([]), spoil) as (feed, api):
         return await search("postmark", feed, api, query)
 
 
@@ -85,10 +90,10 @@ async def test_it_asks_by_key_and_stream_and_a_little_more_than_the_span() -> No
             assert [event.send_key for event in await search("postmark", of, api, HOUR)] == [KEY]
         kolkata = timezone(timedelta(hours=5, minutes=30))
         await search("postmark", feed, api, Query(HOUR.since.astimezone(kolkata), NOW.astimezone(kolkata), KEY))
+    assert [request.query["offset"] for request in fake.requests] == ["0", "1"] * 3
     for request in fake.requests:
-        assert dict(request.query) == {
+        assert {name: value for name, value in request.query.items() if name != "offset"} == {
             "count": "500",
-            "offset": "0",
             "fromdate": "2026-11-02T03:00:00",
             "todate": "2026-11-02T04:00:01",
             "messagestream": "outbound",
@@ -142,14 +147,29 @@ async def test_more_than_a_question_may_list_are_asked_for_in_halves() -> None:
 
 
 async def test_more_than_that_within_a_second_is_told() -> None:
-    with pytest.raises(ApiError, match="^too_many"):
-        await found({"TotalCount": 10_001, "Messages": []})
+    fake = Fake([Sent(f"{i:048x}", message_id=str(i), at=NOW) for i in range(10_001)])
+    fake.page_size = 500
+    async with asked("postmark", fake) as (feed, api):
+        with pytest.raises(ApiError, match="^too_many"):
+            await search("postmark", feed, api, Query(NOW - timedelta(seconds=1), NOW))
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"app": "checkout"}, {"send_key": ""}, "send_key"])
+async def test_what_is_listed_for_a_key_and_does_not_show_it_may_be_anybody_s(metadata: object) -> None:
+    with pytest.raises(ApiError, match="^unnamed"):
+        await found(listed(Metadata=metadata))
+    (event,) = await found(listed(Metadata=metadata), Query(HOUR.since, HOUR.until))
+    assert event.send_key is None
+    both = listed()
+    both["Messages"].append({**both["Messages"][0], "MessageID": "another", "Metadata": metadata})
+    assert [event.send_key for event in await found(both)] == [KEY, None]
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        {"TotalCount": 2, "Messages": []},
+        {"TotalCount": 1, "Messages": []},
+        {**listed(), "TotalCount": 2},
         {"TotalCount": None, "Messages": []},
         {"TotalCount": -1, "Messages": []},
         {"TotalCount": 1},
@@ -158,7 +178,7 @@ async def test_more_than_that_within_a_second_is_told() -> None:
         listed(MessageID=None),
     ],
 )
-async def test_an_answer_that_does_not_hold_what_it_should_is_told(answer: object) -> None:
+async def test_an_answer_that_does_not_hold_what_it_should_is_told(answer: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="^garbage"):
         await found(answer)
 
@@ -280,4 +300,6 @@ def test_its_facts_say_that_it_can_be_asked_by_key() -> None:
     facts = PROVIDER.facts
     assert (facts.finds_by, facts.lists, facts.same_key_window) == ("key", True, None)
     assert facts.settles_after == timedelta(minutes=15)
+    assert facts.kept_for == timedelta(days=7)
+    assert "45 days by default, but 7 to 365 can be set, so that only the last 7 count" in facts.look_up
     assert any("{url}" in step for step in facts.setup)

@@ -14,11 +14,12 @@ import pytest
 from aiohttp import web
 from api_kit import NOW, Sent, asked, search
 from apis.resend import Fake
-from case_files import fixture
+from case_files import FIXTURES, fixture
 
 from webhooks.asking import ApiError, Query
 from webhooks.event import Answer, Event
 from webhooks.lookup import Sought, look_up
+from webhooks.provider import Delivery
 from webhooks.providers.resend import PROVIDER
 
 KEY = "e15bd8fd5b6b63a6f91c331d3c0702980d93474c2b1c4474"
@@ -92,7 +93,7 @@ async def test_a_state_means_what_the_vendor_s_schema_says(state: str | None, ki
 
 async def test_only_e_mails_to_the_recipient_within_the_span_are_retrieved() -> None:
     sends = [
-        Sent(KEY, ANA.replace("example.com", "EXAMPLE.com"), "wanted"),
+        Sent(KEY, "Ana.Reyes@EXAMPLE.com", "wanted"),
         Sent("b" * 48, BO, "other"),
         Sent("c" * 48, ANA, "later", at=NOW + timedelta(seconds=1)),
         Sent("d" * 48, ANA, "earlier", at=NOW - timedelta(hours=1, seconds=1)),
@@ -103,12 +104,59 @@ async def test_only_e_mails_to_the_recipient_within_the_span_are_retrieved() -> 
     assert [request.path for request in fake.requests] == ["/emails", "/emails/wanted", "/emails"]
 
 
+@pytest.mark.parametrize(
+    "recipients",
+    [
+        {"to": [BO], "cc": ["Ana Reyes <ANA.reyes@example.com>"]},
+        {"to": [BO], "bcc": ANA},
+        {"to": [], "cc": None},
+        {"to": None},
+        {"to": [{"email": BO}]},
+    ],
+)
+async def test_an_e_mail_that_may_be_to_the_recipient_is_retrieved(recipients: dict[str, Any]) -> None:
+    listed = json.loads(fixture("resend/api_list_emails.json"))["data"][0]
+    assert len(await found(emails={"data": [{**listed, **recipients}]})) == 1
+
+
 async def test_the_list_is_not_read_beyond_the_span() -> None:
     old = [Sent(f"{i:048x}", ANA, str(i), at=NOW - timedelta(days=2, seconds=i)) for i in range(20)]
     fake = Fake([Sent(KEY, ANA, "wanted"), *old])
     async with asked("resend", fake) as (feed, api):
         await search("resend", feed, api, HOUR)
     assert [request.path for request in fake.requests] == ["/emails", "/emails/wanted"]
+
+
+ANSWERS = {
+    "api_send_ok": (200, [MESSAGE], "accepted"),
+    "api_batch_ok": (200, [MESSAGE, "1e77d3b9-80c2-4f3a-8f6e-0d9a5bb2c417"], "accepted"),
+    "api_409_other_payload": (409, [], "accepted"),
+    "api_409_concurrent": (409, [], "ambiguous"),
+    "api_400_bad_key": (400, [], "rejected"),
+}
+"""What a send is answered: the ids as a confirmation stores them, and what it proves of the send with this key."""
+SAID = {
+    "api_409_other_payload": "409 invalid_idempotent_request proves that an earlier request with the key was taken",
+    "api_409_concurrent": "409 concurrent_idempotent_requests only that one is running",
+    "api_400_bad_key": "400 invalid_idempotency_key that nothing was taken",
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_has_the_message_id_of_its_events_or_the_facts_say_what_it_proves(name: str) -> None:
+    answer = json.loads(fixture(f"resend/{name}.json"))
+    status, message_ids, _ = ANSWERS[name]
+    one_each = [one["id"].strip("<> ") for one in answer.get("data", [answer]) if "id" in one]
+    assert (answer.get("statusCode", 200), one_each) == (status, message_ids)
+    (event,) = PROVIDER.parse(Delivery(fixture("resend/email_sent.json"), {})).events
+    assert message_ids[:1] in ([], [event.message_id])
+    assert SAID.get(name, "the same request is answered with the first id") in PROVIDER.facts.native_key
+    assert answer.get("name", "") in PROVIDER.facts.native_key
+
+
+def test_every_answer_of_the_api_is_expected() -> None:
+    names = {file.stem for file in (FIXTURES / "resend").glob("api_*")}
+    assert names == {*ANSWERS, "api_get_email", "api_list_emails"}
 
 
 def untagging(fake: Fake) -> Callable[[web.Request], None]:

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from api_kit import Sent, asked, search
 from apis.sendgrid import Fake
-from case_files import fixture
+from case_files import FIXTURES, fixture
 
 from webhooks.asking import ApiError, Query
 from webhooks.event import Event
@@ -44,6 +44,24 @@ def answer(name: str) -> Any:
 
 
 SEARCHED, MESSAGE_OF_IT = answer("api_logs_search"), answer("api_logs_message")
+
+
+ANSWERS = {"api_mail_send_response_headers": (202, MESSAGE, "accepted")}
+"""What a send is answered: status, the id as a confirmation stores it, and what the answer proves."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_answer_to_a_send_has_the_message_id_of_its_events_in_a_header(name: str) -> None:
+    answered = answer(name)
+    (processed,) = PROVIDER.parse(Delivery(fixture("sendgrid/processed.json"), {})).events
+    assert (answered["status"], answered["headers"]["X-Message-Id"].strip("<> "), processed.testimony) == ANSWERS[name]
+    assert processed.message_id == MESSAGE
+    assert any("X-Message-Id of the answer" in step for step in PROVIDER.facts.setup)
+
+
+def test_every_answer_of_the_api_is_expected() -> None:
+    names = {file.stem for file in (FIXTURES / "sendgrid").glob("api_*")}
+    assert names == {*ANSWERS, "api_logs_search", "api_logs_message"}
 
 
 # --- Email Logs
@@ -146,9 +164,23 @@ async def test_without_an_event_of_its_own_a_message_is_what_its_status_says(
 
 
 @pytest.mark.parametrize("arguments", [None, {}, {"app": "checkout"}, {"send_key": ""}])
-async def test_a_message_without_our_key_is_somebody_elses(arguments: Any) -> None:
-    (event,) = await found(Fake([]), spoil=answering(SEARCHED, {**MESSAGE_OF_IT, "custom_args": arguments}))
+async def test_a_message_to_the_recipient_that_shows_no_key_may_be_the_sought_one(arguments: Any) -> None:
+    unnamed = {**MESSAGE_OF_IT, "custom_args": arguments}
+    with pytest.raises(ApiError, match="^unnamed"):
+        await found(Fake([]), spoil=answering(SEARCHED, unnamed))
+    (event,) = await found(Fake([]), None, spoil=answering(SEARCHED, unnamed))
     assert (event.testimony, event.send_key) == ("accepted", None)
+    both = {"messages": SEARCHED["messages"] * 2}
+    assert [event.send_key for event in await found(Fake([]), spoil=answering(both, unnamed, MESSAGE_OF_IT))] == [
+        None,
+        KEY,
+    ]
+
+
+async def test_a_message_to_somebody_else_is_not_read() -> None:
+    fake = Fake([Sent("", "bo.lind@example.net", "m1"), Sent("", "bo.lind@example.net", "m2")])
+    assert await found(fake, "Ana.Reyes@example.com") == []
+    assert len(fake.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -293,7 +325,7 @@ async def test_without_the_key_that_signing_was_switched_on_for_nothing_is_told(
         api,
     ):
         (change,) = await PROVIDER.changes(URL, feed, api)
-        with pytest.raises(ApiError, match="^garbage: the API's answer holds no public_key"):
+        with pytest.raises(ApiError, match="^garbage: an item of the API's answer has no public_key"):
             await change.make()
 
 

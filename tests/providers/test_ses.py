@@ -109,6 +109,13 @@ SAME = [
 ]
 
 
+# What SES's API answers: the id as `send_confirm` stores it, and what the answer proves of the send.
+ANSWERS = {
+    "api_send_email_response": (ONE, ACCEPTED),
+    "api_get_message_insights": (ONE, ACCEPTED),
+}
+
+
 def fixture_body(name: str) -> bytes:
     """Return what a receiver or a queue's consumer would get; of a queue's message that is its Body."""
     body = (FIXTURES / f"{name}.json").read_bytes()
@@ -180,8 +187,24 @@ def test_a_control_message_is_named_and_holds_no_event(name, control):
 
 
 def test_no_fixture_is_left_out():
-    named = {row[0] for row in EVENTS} | {row[0] for row in CONTROLS}
+    named = {row[0] for row in EVENTS} | {row[0] for row in CONTROLS} | set(ANSWERS)
     assert {path.stem for path in FIXTURES.glob("*.json")} == named
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_of_the_api_has_the_message_id_of_its_events(name):
+    answer = json.loads((FIXTURES / f"{name}.json").read_bytes())
+    (event,) = fixture_events("event_send")
+    assert (answer["MessageId"].strip("<> "), event.testimony) == ANSWERS[name]
+    assert event.message_id == ANSWERS[name][0]
+
+
+def test_insights_into_a_message_show_its_key_and_its_events_but_take_its_id():
+    insights = json.loads((FIXTURES / "api_get_message_insights.json").read_bytes())
+    assert {"Name": "send_key", "Value": KEY} in insights["EmailTags"]
+    (recipient,) = insights["Insights"]
+    assert (recipient["Destination"], [event["Type"] for event in recipient["Events"]]) == (ANA, ["SEND", "DELIVERY"])
+    assert FACTS.look_up.startswith("not by our key; GetMessageInsights by message id only")
 
 
 def test_each_line_of_a_firehose_file_is_a_record():

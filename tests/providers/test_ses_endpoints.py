@@ -18,6 +18,7 @@ from aws_server import REGION, client
 from webhooks.api import HttpApi
 from webhooks.asking import ApiError, Change
 from webhooks.provider import Feed
+from webhooks.providers import ses
 from webhooks.providers.ses import PROVIDER
 
 URL = "https://hooks.example.com/webhooks/ses-eu"
@@ -320,6 +321,11 @@ async def test_what_aws_refuses_is_told(cloud: Aws, status: int, reason: str) ->
     for change in found:
         with pytest.raises(ApiError, match=f"^{reason}"):
             await change.make()
+
+
+async def test_a_fault_of_ours_is_not_called_aws_s(cloud: Aws) -> None:
+    with pytest.raises(AttributeError):
+        await ses._aws(feed(cloud), "sns", "teleport")
 
 
 def test_its_facts_say_that_it_cannot_be_asked_and_fills_queues() -> None:

@@ -147,6 +147,21 @@ def test_of_a_field_that_is_there_twice_the_first_counts() -> None:
     assert (event.kind, event.send_key) == ("opened", "first")
 
 
+# -- what a send is answered
+
+ANSWERS = {"api_send_ok": (MESSAGE, "accepted", "confirm with the answer's email_id")}
+"""For each answer: its id as the sender's side keeps it, what it proves, and the words that say so in the setup."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_names_the_message_as_its_events_do_and_the_setup_says_what_it_proves(name: str) -> None:
+    message_id, _, words = ANSWERS[name]
+    answer = json.loads(fixture(f"smtp2go/{name}.json"))["data"]
+    assert (answer["email_id"].strip("<> "), answer["succeeded"]) == (message_id, 1)
+    assert {parse(fixture(f"smtp2go/{event}.json")).message_id for event in EXPECTED} == {message_id}
+    assert words in " ".join(PROVIDER.facts.setup)
+
+
 # -- stamp, facts, credentials
 
 
@@ -187,7 +202,7 @@ def test_no_sample_says_why() -> None:
 
 # -- what its API lists
 
-BY_RECIPIENT = Query(at("08:10"), at("09:20"), KEY, "Ana Reyes <ana.reyes@Example.com>")
+BY_RECIPIENT = Query(at("08:10"), at("09:20"), KEY, ANA)
 
 
 async def listed(answer: Any) -> list[Event]:
@@ -262,16 +277,43 @@ async def questions(sends: list[Sent], query: Query) -> list[Any]:
     return fake.questions
 
 
-async def test_the_question_names_the_bare_recipient_and_the_span_rounded_outwards() -> None:
+async def test_the_question_names_the_recipient_and_the_span_rounded_outwards() -> None:
     since, until = datetime.fromisoformat("2026-11-02T09:10:00.900+01:00"), at("09:20:00.100")
     (question,) = await questions([], Query(since, until, KEY, BY_RECIPIENT.recipient))
     assert question == {
         "search_recipient": "ana.reyes@example.com",
         "start_date": "2026-11-02T08:10:00Z",
-        "end_date": "2026-11-02T09:20:01Z",
+        "end_date": "2026-11-02T09:20:02Z",
         "custom_headers": ["X-Send-Key"],
         "limit": 1000,
-    }
+    }  # the end is not included
+
+
+@pytest.mark.parametrize(
+    "odd", ["Ana@example.com", "ana@Example.com", "ana@xn--mnchen-3ya.example", '"a b"@example.com']
+)
+async def test_an_address_that_could_be_written_otherwise_is_looked_for_among_all(odd: str) -> None:
+    (question,) = await questions([], Query(at("08:10"), at("09:20"), KEY, odd))
+    assert "search_recipient" not in question
+
+
+UNNAMED = {"email_id": "m", "event": "processed", "recipient": ANA, "date": "2026-11-02T08:15:07Z"}
+
+
+def page(*events: dict[str, Any]) -> dict[str, Any]:
+    return {"data": {"events": events, "continue_token": None}}
+
+
+@pytest.mark.parametrize("change", [{}, {"recipient": "ANA.Reyes@Example.com"}, {"custom_headers": {}}])
+async def test_mail_to_the_recipient_without_the_header_may_be_the_sought_one(change: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="^unnamed"):
+        await listed(page(UNNAMED | change))
+
+
+async def test_mail_to_somebody_else_or_beside_the_sought_one_does_not_matter() -> None:
+    assert len(await listed(page(UNNAMED | {"recipient": "bo.lind@example.net"}))) == 1
+    events = await listed(page(UNNAMED, UNNAMED | {"custom_headers": {"X-Send-Key": KEY}}))
+    assert [event.send_key for event in events] == [None, KEY]
 
 
 async def test_the_same_question_goes_on_with_the_token_to_the_end() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from case_files import FIXTURES, case, delivery, fixture, no_fetch
 from webhooks.asking import ApiError, Query
 from webhooks.event import Event, Kind, Testimony
 from webhooks.provider import BadPayload, Delivery, Feed, NoSample, Refused, Verdict, Verified
-from webhooks.providers.sparkpost import MEANINGS, PROVIDER
+from webhooks.providers.sparkpost import MEANINGS, PROVIDER, SparkPost
 
 KEY = "e15bd8fd5b6b63a6f91c331d3c0702980d93474c2b1c4474"
 ANA = "ana.reyes@example.com"
@@ -266,6 +266,38 @@ async def test_case_020_a_ping_is_answered_and_stores_nothing() -> None:
     assert (len(found.events), found.control) == (reported["expect"]["events_stored"], "ping")
 
 
+@pytest.mark.parametrize("secret", ["basic:a:b", "header:X-Own=v", "query:k=v", "bearer:t"])
+def test_a_secret_that_no_request_carries_is_objected_to(secret: str) -> None:
+    provider = SparkPost()
+    assert provider.objection("secrets", secret) is None
+    assert "basic:user:password" in (provider.objection("secrets", "a-signing-key") or "")
+    assert provider.objection("topics", "any") is None
+
+
+# -- what a send is answered -------------------------------------------------------------------------------------------
+
+ANSWERS = {
+    "api_transmission_ok": (TRANSMISSION, "accepted", "Confirm with the answer's results.id"),
+    "api_409_other_payload": (
+        None,
+        "accepted",
+        "409 code 1600 (other payload) proves that the first request was taken",
+    ),
+    "api_409_in_progress": (None, "none", "409 code 1601 says that one is in progress, which proves nothing yet"),
+}
+"""For each answer: its id as the sender's side keeps it, what it proves, and the words that say so in the facts."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_names_the_message_as_its_events_do_and_the_facts_say_what_it_proves(name: str) -> None:
+    message_id, _, words = ANSWERS[name]
+    answer = json.loads(fixture(f"sparkpost/{name}.json"))
+    assert answer.get("results", {}).get("id", "").strip("<> ") == (message_id or "")
+    assert {event.message_id for event_name in EXPECTED for event in read(event_name)} == {TRANSMISSION}
+    assert words in " ".join((*PROVIDER.facts.setup, PROVIDER.facts.native_key))
+    assert [f"code {error['code']}" in words for error in answer.get("errors", [])] == [True] * (message_id is None)
+
+
 # -- stamp, facts and samples ------------------------------------------------------------------------------------------
 
 
@@ -337,11 +369,19 @@ async def test_our_key_is_asked_as_campaign_up_to_now_and_a_subaccount_by_its_id
     async with asked("sparkpost", fake) as (feed, api):
         await search("sparkpost", replace(feed, api_scope="101"), api, Query(SINCE, UNTIL, KEY))
         await search("sparkpost", replace(feed, api_scope=""), api, Query(SINCE, UNTIL, None, None))
-    by_key, everything = (dict(request.query) for request in fake.requests)
+    by_key, by_span, everything = (dict(request.query) for request in fake.requests)
     assert by_key.pop("campaigns") == KEY
-    assert by_key.pop("subaccounts") == "101"
+    assert (by_key.pop("subaccounts"), by_span.pop("subaccounts")) == ("101", "101")
     assert everything.pop("to") == "2026-11-02T10:00:01Z"
-    assert by_key == everything == {"from": "2026-11-02T08:00:00Z", "per_page": "1000", "cursor": "initial"}
+    assert by_key == by_span == everything == {"from": "2026-11-02T08:00:00Z", "per_page": "1000", "cursor": "initial"}
+
+
+async def test_a_recipient_is_asked_for_only_where_it_can_be_written_in_one_way() -> None:
+    for recipient, asked_for in ((ANA, ANA), ("Ana@example.com", None), ("ana@xn--mnchen-3ya.example", None)):
+        fake = Fake([])
+        async with asked("sparkpost", fake) as (feed, api):
+            await search("sparkpost", feed, api, Query(SINCE, UNTIL, KEY, recipient))
+        assert [request.query.get("recipients") for request in fake.requests] == [None, asked_for]
 
 
 async def test_times_are_asked_in_utc_and_include_the_last_second() -> None:
@@ -350,7 +390,7 @@ async def test_times_are_asked_in_utc_and_include_the_last_second() -> None:
         await search("sparkpost", feed, api, Query(since, since))
     assert (fake.requests[0].query["from"], fake.requests[0].query["to"]) == (
         "2026-11-02T12:00:00Z",
-        "2026-11-02T12:00:01Z",
+        "2026-11-02T12:00:02Z",
     )
 
 
@@ -368,6 +408,41 @@ async def test_a_keyword_search_may_find_more_than_our_key() -> None:
     async with asked("sparkpost", Fake([]), answering(found)) as (feed, api):
         events = await search("sparkpost", feed, api, Query(SINCE, UNTIL, "order-1"))
     assert [event.send_key for event in events] == ["order-1", "order-1-copy"]
+
+
+@dataclass
+class Renamed(Fake):
+    """An account whose sends have a campaign of their sender's own."""
+
+    campaign: str = "christmas"
+    metadata: bool = True
+
+    def event_of(self, sent: Sent) -> dict[str, Any]:
+        return {**super().event_of(sent), "campaign_id": self.campaign, **({} if self.metadata else {"rcpt_meta": {}})}
+
+
+async def looked_up(fake: Fake, key: str = KEY, recipient: str = ANA) -> list[Event]:
+    async with asked("sparkpost", fake) as (feed, api):
+        return await search("sparkpost", feed, api, Query(SINCE, UNTIL, key, recipient))
+
+
+async def test_a_send_whose_campaign_was_replaced_is_found_by_its_metadata() -> None:
+    assert KEY in [event.send_key for event in await looked_up(Renamed([Sent(f"{1:048x}"), Sent(KEY)]))]
+
+
+async def test_a_send_that_shows_neither_may_be_the_sought_one() -> None:
+    with pytest.raises(ApiError, match="^unnamed"):
+        await looked_up(Renamed([Sent(KEY)], metadata=False))
+    with pytest.raises(ApiError, match="^unnamed"):
+        await looked_up(
+            Renamed([Sent(KEY, "ANA.Reyes@Example.com")], metadata=False), recipient="Ana.Reyes@example.com"
+        )
+    assert len(await looked_up(Renamed([Sent(KEY, "bo.lind@example.net")], metadata=False))) == 0
+
+
+async def test_a_campaign_that_is_the_key_asked_for_is_ours_whatever_it_looks_like() -> None:
+    (event,) = await looked_up(Renamed([Sent("order-1")], campaign="order-1", metadata=False), "order-1")
+    assert event.send_key == "order-1"
 
 
 def api_event(key: str) -> dict[str, Any]:

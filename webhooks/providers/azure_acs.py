@@ -6,15 +6,18 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Final, Literal
+from urllib.parse import quote
 
 import msgspec
 
-from webhooks.asking import Api, ApiError, Query, credential
-from webhooks.event import Event, Kind, Testimony, derived_id
+from webhooks.asking import Api, ApiError, Query, bearer, credential
+from webhooks.event import Event, Kind, Testimony, derived_id, unread
 from webhooks.payload import at, first, id_at, iso_time, load_object, short, split, text_at
 from webhooks.provider import (
     UNKNOWN,
@@ -32,7 +35,7 @@ from webhooks.provider import (
     Verified,
     sampled_name,
 )
-from webhooks.signature import CREDENTIAL_SCHEMES, credential_only, sample_delivery
+from webhooks.signature import credential_objection, credential_only, sample_delivery
 
 FACTS: Final = Facts(
     title="Azure Communication Services Email (Event Grid)",
@@ -102,10 +105,7 @@ FACTS: Final = Facts(
         "Set api_key to an Entra access token for https://communication.azure.com/.default, which you renew",
     ),
     echoes_key=False,
-    key_is_echoed_in=(
-        "no event. Events are stored and joined by data.messageId where exactly one row has it as its known or its"
-        " confirmed message id; else they decide nothing"
-    ),
+    key_is_echoed_in="no event; the message id is data.messageId, which is the Operation-Id that we chose",
     first_event_is_delivery=True,
 )
 
@@ -113,17 +113,20 @@ NAMESPACE: Final = uuid.UUID("fa97fbdb-5f72-5643-8835-c6dfa189100e")
 """The namespace of operation ids: `uuid5(uuid.NAMESPACE_URL, "urn:esp-reconciler:wire-key")`. It can never change: a
 send that is still open would be looked for under another id."""
 
+_ACCEPTED: Final = Testimony.ACCEPTED
+_REJECTED: Final = Testimony.REJECTED
+
 MEANINGS: Final[Meanings] = MappingProxyType(
     {
-        "Delivered": (Kind.DELIVERED, Testimony.ACCEPTED),
-        "Expanded": (Kind.SENT, Testimony.ACCEPTED),  # to the members of a distribution list
-        "Failed": (Kind.BOUNCED, Testimony.ACCEPTED),
-        "Bounced": (Kind.BOUNCED, Testimony.ACCEPTED),
-        "Quarantined": (Kind.BOUNCED, Testimony.ACCEPTED),
-        "FilteredSpam": (Kind.BOUNCED, Testimony.ACCEPTED),
-        "Suppressed": (Kind.REJECTED, Testimony.REJECTED),
-        "view": (Kind.OPENED, Testimony.ACCEPTED),
-        "click": (Kind.CLICKED, Testimony.ACCEPTED),
+        "Delivered": (Kind.DELIVERED, _ACCEPTED),
+        "Expanded": (Kind.SENT, _ACCEPTED),  # to the members of a distribution list
+        "Failed": (Kind.BOUNCED, _ACCEPTED),
+        "Bounced": (Kind.BOUNCED, _ACCEPTED),
+        "Quarantined": (Kind.BOUNCED, _ACCEPTED),
+        "FilteredSpam": (Kind.BOUNCED, _ACCEPTED),
+        "Suppressed": (Kind.REJECTED, _REJECTED),
+        "view": (Kind.OPENED, _ACCEPTED),
+        "click": (Kind.CLICKED, _ACCEPTED),
     }
 )
 """What `data.status` of a delivery report and `data.engagementType` of an engagement report mean and prove
@@ -132,11 +135,11 @@ suppressed message is not sent: (memory)]."""
 
 _OPERATIONS: Final[Meanings] = MappingProxyType(
     {
-        "NotStarted": (Kind.QUEUED, Testimony.ACCEPTED),
-        "Running": (Kind.QUEUED, Testimony.ACCEPTED),
-        "Succeeded": (Kind.SENT, Testimony.ACCEPTED),
-        "Failed": (Kind.FAILED, Testimony.REJECTED),
-        "Canceled": (Kind.FAILED, Testimony.REJECTED),
+        "NotStarted": (Kind.QUEUED, _ACCEPTED),
+        "Running": (Kind.QUEUED, _ACCEPTED),
+        "Succeeded": (Kind.SENT, _ACCEPTED),
+        "Failed": (Kind.FAILED, _REJECTED),
+        "Canceled": (Kind.FAILED, _REJECTED),
     }
 )
 """What `status` of an operation means: Succeeded is out for delivery, of a Failed one nothing was sent
@@ -153,7 +156,6 @@ _TIMES: Final = (  # older documents spell TimeStamp
 )
 _ORIGIN: Final = re.compile(r"[A-Za-z0-9.*:-]{1,253}")
 _API_VERSION: Final = "2023-03-31"
-_NOT_FOUND: Final = 404
 _CREDENTIALS: Final = "query:name=value or header:Name=value"
 
 
@@ -178,15 +180,16 @@ class AzureAcs:
         """Return the events of a batch, of either schema, or the answer to a handshake."""
         if delivery.method == "OPTIONS":
             return _permission(delivery)
-        anomalies: dict[str, int] = {}
         whole = split(delivery.body)
         if not whole:
             raise BadPayload("an empty array: not a delivery of Event Grid")
         if len(whole) == 1 and (code := _validation_code(whole[0])):
             answer = Handshake(json.dumps({"validationResponse": code}).encode(), {"Content-Type": "application/json"})
             return Parsed(control="subscription_validation", answer=answer)
-        in_batch = whole != [delivery.body]
-        return Parsed([_event(raw, in_batch, anomalies) for raw in whole], anomalies=anomalies)
+        if whole == [delivery.body]:
+            return Parsed((_event(delivery.body),))
+        anomalies: Counter[str] = Counter()
+        return Parsed([_of_batch(raw, anomalies) for raw in whole], anomalies=anomalies)
 
     def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
         """Return an example report about the operation of a key, by Azure's status or a normalised kind."""
@@ -196,9 +199,7 @@ class AzureAcs:
 
     def objection(self, setting: Literal["secrets", "topics"], value: str) -> str | None:
         """Return what is wrong with a secret that no request can carry."""
-        if setting != "secrets" or value.startswith(CREDENTIAL_SCHEMES):
-            return None
-        return f"verifies nothing, since Event Grid signs nothing: write {_CREDENTIALS}"
+        return credential_objection("Event Grid", _CREDENTIALS, value) if setting == "secrets" else None
 
     async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
         """Yield the operation that bears the known id, if there is one."""
@@ -210,13 +211,13 @@ class AzureAcs:
             )
         reply = await api.call(
             "GET",
-            f"{base}/emails/operations/{query.message_id}",
-            headers={"Authorization": f"Bearer {token}"},
+            f"{base}/emails/operations/{quote(query.message_id, safe='')}",
+            headers=bearer(token),
             params={"api-version": _API_VERSION},
-            expect=(_NOT_FOUND,),
+            expect=(HTTPStatus.NOT_FOUND,),
         )
-        if reply.status != _NOT_FOUND:
-            yield _operation(reply.value, query.message_id)
+        if reply.status != HTTPStatus.NOT_FOUND:
+            yield _found(reply.value, query.message_id)
 
 
 def _permission(delivery: Delivery) -> Parsed:
@@ -236,19 +237,16 @@ def _validation_code(raw: bytes) -> str | None:
     return text_at(said, "data", "validationCode") if said.get("eventType") == _VALIDATION else None
 
 
-def _event(raw: bytes, in_batch: bool, anomalies: dict[str, int]) -> Event:
+def _of_batch(raw: bytes, anomalies: Counter[str]) -> Event:
     try:
-        return _built(load_object(raw), raw)
-    except BadPayload:
-        if not in_batch:
-            raise
-        # A batch that is refused is dropped for good: what can't be read of it is kept.
-        anomalies["damaged"] = anomalies.get("damaged", 0) + 1
-        event_id = derived_id("azure_acs", raw.decode("latin-1"))
-        return Event(kind=Kind.UNKNOWN, testimony=Testimony.NONE, message_id=None, event_id=event_id, raw=raw)
+        return _event(raw)
+    except BadPayload:  # a batch that is refused is dropped for good: what can't be read of it is kept
+        anomalies["damaged"] += 1
+        return unread(raw, "azure_acs")
 
 
-def _built(said: dict[str, Any], raw: bytes) -> Event:
+def _event(raw: bytes) -> Event:
+    said = load_object(raw)
     event_type = first(text_at(said, name) for name in ("eventType", "type"))
     if event_type is None:
         raise BadPayload("no eventType or type: not an event of Event Grid")
@@ -290,7 +288,7 @@ def _reason(kind: Kind, data: object) -> str | None:
     return short(" ".join(filter(None, words)))
 
 
-def _operation(said: object, asked: str) -> Event:
+def _found(said: object, asked: str) -> Event:
     status = text_at(said, "status")
     if status is None or (text_at(said, "id") or "").lower() != asked.lower():
         raise ApiError("garbage", "the API's answer is not the status of the operation that was asked for")

@@ -4,16 +4,26 @@
 from __future__ import annotations
 
 import json
-import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal
 from uuid import NAMESPACE_DNS, uuid5
 
-from webhooks.asking import Api, ApiError, Pages, Query, credential, items
-from webhooks.event import Event, Kind, Testimony, derived_id
-from webhooks.payload import at, first, id_at, iso_time, load, load_object, short, split, text_at, unix_time
+from webhooks.asking import Api, ApiError, Query, by_offset, credential, items
+from webhooks.event import (
+    HASHED_KEY,
+    Event,
+    Kind,
+    Testimony,
+    bounded_id,
+    derived_id,
+    is_plain_address,
+    same_mailbox,
+    unread,
+)
+from webhooks.payload import at, first, iso_time, load_object, load_text, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -27,15 +37,16 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
-from webhooks.signature import CREDENTIAL_SCHEMES, credential_only, sample_delivery
+from webhooks.signature import credential_objection, credential_only, sample_delivery
 
 FACTS: Final = Facts(
     title="Brevo (transactional e-mail)",
     key_slot=(
-        'headers."X-Mailin-custom" as JSON text {"send_key": ...} (django-anymail can\'t read bare text) and tags'
-        " [send_key], as the look-up knows tags only; by SMTP headers of the names X-Mailin-custom and X-Mailin-Tag."
-        " Comes back as X-Mailin-custom, tags, and tag (JSON text of the tags, or plain text); the recipient sees the"
-        " header [anymail/webhooks/brevo.py, symfony Mailer bridge]"
+        'headers."X-Mailin-custom" as JSON text {"send_key": ...} (django-anymail can\'t read bare text) and a tag, as'
+        " the look-up knows tags only: a wire key of 48 hex digits as it is, any other as send_key:<key>, so that it is"
+        " told apart from the application's own; by SMTP headers of the names X-Mailin-custom and X-Mailin-Tag. Comes"
+        " back as X-Mailin-custom, tags, and tag (JSON text of the tags, or plain text); the recipient sees the header"
+        " [anymail/webhooks/brevo.py, symfony Mailer bridge]"
     ),
     first_evidence=(
         "request: taken by Brevo; a blocked, invalid_email or error may still follow, and delivered often comes before"
@@ -43,7 +54,8 @@ FACTS: Final = Facts(
     ),
     event_id=(
         "none (id is not the event's): a hash over message-id, recipient, event, ts_epoch or ts_event, and link"
-        " [anymail/webhooks/brevo.py]. ts_epoch is the only time that is surely UTC; complaints may lack it"
+        " [anymail/webhooks/brevo.py]. ts_epoch is the only time that is surely UTC; complaints may lack it. message-id"
+        " is kept without its brackets <>, as the sender's side keeps the messageId of the answer"
     ),
     authentication=(
         "nothing is signed. secrets: bearer:TOKEN (auth), header:Name=value (headers) or basic:user:password (in the"
@@ -58,9 +70,11 @@ FACTS: Final = Facts(
     redelivers_for=timedelta(hours=8),
     look_up=(
         "by our key: GET /v3/smtp/statistics/events?tags=[...]&days=90, header api-key; what is older is not found."
-        " Without a key by startDate and endDate, whole days [developers.brevo.com/reference/get-email-event-report,"
-        " getbrevo/brevo-python]. 100 to 300 calls an hour [developers.brevo.com/docs/api-limits]. How late it shows an"
-        " event was not found: 15 minutes are assumed. No api_scope"
+        " Where no event shows our tag, and for a back-fill, by startDate and endDate, whole days, and by recipient"
+        " where it is plain: who left our tag out is found to be unclear, not absent"
+        " [developers.brevo.com/reference/get-email-event-report, getbrevo/brevo-python]. 100 to 300 calls an hour"
+        " [developers.brevo.com/docs/api-limits]. How late it shows an event was not found: 15 minutes are assumed. No"
+        " api_scope"
     ),
     registration=(
         "POST /v3/webhooks {url, type: transactional, channel: email, events, auth or headers, batched}; 40 at most"
@@ -88,38 +102,37 @@ FACTS: Final = Facts(
         "authentication: a token; here secrets = [bearer:TOKEN]",
         "batched may be on: up to 500 events, 5 minutes late at most, so the grace has to be longer",
         "send with what stamp returns merged into the body of POST /v3/smtp/email; several recipients share an id",
+        "confirm with the answer's messageId; duplicate_parameter means that the first request was taken: confirm, too",
         "api_key: an API key of the account, for the look-up",
         "test the secrets before they are changed: a delivery that is refused is not repeated",
     ),
-    key_is_echoed_in=(
-        "every event of a message; not in list_addition, which is no send. Mail that was sent without the stamp is"
-        " stored and joined by message id where exactly one row has it; else it decides nothing"
-    ),
+    key_is_echoed_in=("every event of a message that was sent with the stamp; not in list_addition, which is no send"),
 )
 
-_YES: Final = Testimony.ACCEPTED
-_NO: Final = Testimony.REJECTED
+_ACCEPTED: Final = Testimony.ACCEPTED
+_REJECTED: Final = Testimony.REJECTED
+_NONE: Final = Testimony.NONE
 
 MEANINGS: Final = MappingProxyType(
     {
-        "request": (Kind.QUEUED, _YES),
-        "delivered": (Kind.DELIVERED, _YES),
-        "deferred": (Kind.DEFERRED, _YES),
-        "soft_bounce": (Kind.BOUNCED, _YES),
-        "hard_bounce": (Kind.BOUNCED, _YES),
-        "complaint": (Kind.COMPLAINED, _YES),
-        "spam": (Kind.COMPLAINED, _YES),  # the older name
-        "opened": (Kind.OPENED, _YES),
-        "unique_opened": (Kind.OPENED, _YES),
-        "proxy_open": (Kind.OPENED, _YES),
-        "unique_proxy_open": (Kind.OPENED, _YES),
-        "click": (Kind.CLICKED, _YES),
-        "unsubscribed": (Kind.UNSUBSCRIBED, _YES),
-        "unsubscribe": (Kind.UNSUBSCRIBED, _YES),
-        "blocked": (Kind.REJECTED, _NO),
-        "invalid_email": (Kind.REJECTED, _NO),
-        "error": (Kind.FAILED, _NO),
-        "list_addition": (Kind.SUBSCRIBED, Testimony.NONE),
+        "request": (Kind.QUEUED, _ACCEPTED),
+        "delivered": (Kind.DELIVERED, _ACCEPTED),
+        "deferred": (Kind.DEFERRED, _ACCEPTED),
+        "soft_bounce": (Kind.BOUNCED, _ACCEPTED),
+        "hard_bounce": (Kind.BOUNCED, _ACCEPTED),
+        "complaint": (Kind.COMPLAINED, _ACCEPTED),
+        "spam": (Kind.COMPLAINED, _ACCEPTED),  # the older name
+        "opened": (Kind.OPENED, _ACCEPTED),
+        "unique_opened": (Kind.OPENED, _ACCEPTED),
+        "proxy_open": (Kind.OPENED, _ACCEPTED),
+        "unique_proxy_open": (Kind.OPENED, _ACCEPTED),
+        "click": (Kind.CLICKED, _ACCEPTED),
+        "unsubscribed": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "unsubscribe": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "blocked": (Kind.REJECTED, _REJECTED),
+        "invalid_email": (Kind.REJECTED, _REJECTED),
+        "error": (Kind.FAILED, _REJECTED),
+        "list_addition": (Kind.SUBSCRIBED, _NONE),
     }
 )
 """What each value of `event` means and proves [anymail/webhooks/brevo.py, symfony Mailer bridge, developers.brevo.com
@@ -127,32 +140,32 @@ docs/transactional-webhooks; that blocked, invalid_email and error were never ha
 
 _LISTED: Final = MappingProxyType(
     {
-        "requests": (Kind.QUEUED, _YES),
-        "delivered": (Kind.DELIVERED, _YES),
-        "deferred": (Kind.DEFERRED, _YES),
-        "softBounces": (Kind.BOUNCED, _YES),
-        "hardBounces": (Kind.BOUNCED, _YES),
-        "bounces": (Kind.BOUNCED, _YES),
-        "spam": (Kind.COMPLAINED, _YES),
-        "opened": (Kind.OPENED, _YES),
-        "loadedByProxy": (Kind.OPENED, _YES),
-        "clicks": (Kind.CLICKED, _YES),
-        "unsubscribed": (Kind.UNSUBSCRIBED, _YES),
-        "blocked": (Kind.REJECTED, _NO),
-        "invalid": (Kind.REJECTED, _NO),
-        "error": (Kind.FAILED, _NO),
+        "requests": (Kind.QUEUED, _ACCEPTED),
+        "delivered": (Kind.DELIVERED, _ACCEPTED),
+        "deferred": (Kind.DEFERRED, _ACCEPTED),
+        "softBounces": (Kind.BOUNCED, _ACCEPTED),
+        "hardBounces": (Kind.BOUNCED, _ACCEPTED),
+        "bounces": (Kind.BOUNCED, _ACCEPTED),
+        "spam": (Kind.COMPLAINED, _ACCEPTED),
+        "opened": (Kind.OPENED, _ACCEPTED),
+        "loadedByProxy": (Kind.OPENED, _ACCEPTED),
+        "clicks": (Kind.CLICKED, _ACCEPTED),
+        "unsubscribed": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "blocked": (Kind.REJECTED, _REJECTED),
+        "invalid": (Kind.REJECTED, _REJECTED),
+        "error": (Kind.FAILED, _REJECTED),
     }
 )
 """The same for the names in answers of the API [getbrevo/brevo-node getEmailEventReportEventsInner]. An entry may have
 no name at all [sendinblue/APIv3-python-library#87]."""
 
 _API: Final = "https://api.brevo.com"
-_LIMIT: Final = "2500"
+_PAGE: Final = 2_500
+"""Events on a page, at most [getbrevo/brevo-python]."""
+_CREDENTIAL: Final = "bearer:TOKEN, header:Name=value or basic:user:password"
 _NAMESPACE: Final = uuid5(NAMESPACE_DNS, "brevo.com")
 _MILLISECONDS: Final = 100_000_000_000  # no time in seconds is that large
 _MARK: Final = "send_key:"
-_HASHED: Final = re.compile(r"[0-9a-f]{48}")
-_PLAIN: Final = re.compile(r"[a-z0-9_-]{1,48}")
 
 
 class Brevo:
@@ -163,63 +176,65 @@ class Brevo:
 
     def stamp(self, wire_key: str) -> Stamp:
         """Return header, tag and native idempotency key (30 minutes; a second request is refused, not answered)."""
-        custom = json.dumps({"send_key": wire_key})
+        custom, tag = json.dumps({"send_key": wire_key}), _tag(wire_key)
         idempotency_key = str(uuid5(_NAMESPACE, wire_key))
         return Stamp(
-            body={"headers": {"X-Mailin-custom": custom, "idempotencyKey": idempotency_key}, "tags": [wire_key]},
-            smtp_headers={"X-Mailin-custom": custom, "X-Mailin-Tag": wire_key},
+            body={"headers": {"X-Mailin-custom": custom, "idempotencyKey": idempotency_key}, "tags": [tag]},
+            smtp_headers={"X-Mailin-custom": custom, "X-Mailin-Tag": tag},
         )
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the credential that the request carries: Brevo signs nothing."""
-        return credential_only(delivery, feed.secrets, "bearer:TOKEN, header:Name=value or basic:user:password")
+        return credential_only(delivery, feed.secrets, _CREDENTIAL)
 
     def parse(self, delivery: Delivery) -> Parsed:
         """Return the event, or those of a batch; one that can't be read there is kept as unknown and counted."""
         parts = split(delivery.body)
         if parts == [delivery.body]:
             return Parsed((_event(delivery.body),))
-        anomalies: dict[str, int] = {}
+        anomalies: Counter[str] = Counter()
         return Parsed([_kept(raw, anomalies) for raw in parts], anomalies=anomalies)
 
     def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
         """Return an example delivery that carries the feed's first credential."""
         body = _sample_body(sampled_name(self.name, kind, MEANINGS), wire_key, now)
-        needs = "the feed has no credential to carry: set feeds.<name>.secrets to bearer:TOKEN"
+        needs = f"the feed has no credential to carry: set feeds.<name>.secrets to {_CREDENTIAL}"
         return sample_delivery(body, feed.secrets, None, needs)
 
     def objection(self, setting: Literal["secrets", "topics"], value: str) -> str | None:
         """Return what is wrong with a secret that no request can carry."""
-        if setting == "topics" or value.startswith(CREDENTIAL_SCHEMES):
-            return None
-        return "verifies nothing, as Brevo signs nothing: write bearer:TOKEN, header:Name=value or basic:user:password"
+        return credential_objection("Brevo", _CREDENTIAL, value) if setting == "secrets" else None
 
     async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
-        """Yield the API's events with the tag, or of whole days, page by page until an empty one."""
-        headers = {"api-key": credential(feed.api_key, "api_key", feed)}
-        url = (feed.api_url or _API) + "/v3/smtp/statistics/events"
-        pages = Pages()
+        """Yield the events under our tag; where none shows our key, and without a key, those of the span's days.
+
+        Raises ApiError where one of them shows no key and may be the sought one's, whose tag was left out.
+        """
+        found, unnamed = False, False
         for filters in _filters(query):
-            offset = 0
-            while True:
-                # Ascending, so that events which come in meanwhile don't move those that are still to be read.
-                params = {**filters, "sort": "asc", "limit": _LIMIT, "offset": str(offset)}
-                page = _page((await api.call("GET", url, headers=headers, params=params)).value)
-                if not page:
-                    break
-                pages.turn(derived_id(json.dumps([filters, page])))
-                for item in page:
-                    yield _found(item, query.wire_key)
-                offset += len(page)
+            async for item in _listed(filters, feed, api):
+                event, by_tag = _found(item, query.wire_key), "tags" in filters
+                if not by_tag and _is_of_another_time(event, query):
+                    continue
+                found = found or event.send_key == query.wire_key
+                unnamed = unnamed or (event.send_key is None and (by_tag or _may_be_theirs(event, query)))
+                yield event
+            if query.wire_key and found:
+                return
+        if query.wire_key and unnamed:
+            raise ApiError("unnamed", "an event of the API's answer shows no tag of ours: it may be the sought one's")
 
 
-def _kept(raw: bytes, anomalies: dict[str, int]) -> Event:
+def _tag(wire_key: str) -> str:
+    return wire_key if HASHED_KEY.fullmatch(wire_key) else _MARK + wire_key
+
+
+def _kept(raw: bytes, anomalies: Counter[str]) -> Event:
     try:
         return _event(raw)
     except BadPayload:
-        anomalies["damaged"] = anomalies.get("damaged", 0) + 1
-        event_id = derived_id("brevo", raw.decode("latin-1"))
-        return Event(kind=Kind.UNKNOWN, testimony=Testimony.NONE, message_id=None, event_id=event_id, raw=raw)
+        anomalies["damaged"] += 1
+        return unread(raw, "brevo")
 
 
 def _event(raw: bytes) -> Event:
@@ -231,7 +246,7 @@ def _event(raw: bytes) -> Event:
     return Event(
         kind=kind,
         testimony=testimony,
-        message_id=id_at(entry, "message-id"),
+        message_id=_bare(text_at(entry, "message-id")),
         event_id=_event_id(name, entry),
         send_key=_send_key(entry),
         recipient=_recipient(entry.get("email")),
@@ -239,6 +254,12 @@ def _event(raw: bytes) -> Event:
         reason=None if kind is Kind.DELIVERED else short(text_at(entry, "reason")),
         raw=raw,
     )
+
+
+def _bare(message_id: str | None) -> str | None:
+    # As the sender's side keeps what it is answered.
+    bare = (message_id or "").strip("<> ")
+    return bounded_id(bare) if bare else None
 
 
 def _event_id(name: str, entry: dict[str, Any]) -> str:
@@ -262,47 +283,34 @@ def _recipient(email: object) -> str | None:
 
 
 def _send_key(entry: dict[str, Any]) -> str | None:
-    """Return the key that the custom header names; else what is marked or looks like one, there and among the tags."""
+    """Return the key that the custom header names or is; else what is marked or looks like one, there or as a tag."""
     custom = (text_at(entry, "X-Mailin-custom") or "").strip()
     parts = [] if custom.startswith("{") else custom.split("|")  # "name:value|name:value" in Brevo's own samples
     bare = parts[0] if len(parts) == 1 else None
+    named = text_at(load_text(custom), "send_key") if custom.startswith("{") else None  # None where it was cut short
     tags = [*_tags(entry.get("tags")), *_tags(entry.get("tag"))]
-    return _named(custom) or _marked([*parts, *tags]) or bare or _plain(tags)
-
-
-def _named(custom: str) -> str | None:
-    try:
-        return text_at(load(custom.encode("utf-8", "surrogatepass")), "send_key") if custom.startswith("{") else None
-    except BadPayload:  # it was once cut short [anymail/django-anymail#95]
-        return None
+    return first([named, _marked([*parts, *tags]), bare])
 
 
 def _tags(value: object) -> list[str]:
     """Return tags, which come as a list, as its JSON text, joined by commas, or as the only one."""
-    if isinstance(value, str) and value.startswith("["):
-        try:
-            value = load(value.encode("utf-8", "surrogatepass"))
-        except BadPayload:
-            return []
-    listed: Sequence[object] = value if isinstance(value, list) else value.split(",") if isinstance(value, str) else ()
-    return [tag.strip() for tag in listed if isinstance(tag, str)]
+    if isinstance(value, str):
+        value = load_text(value) if value.startswith("[") else value.split(",")
+    return [tag.strip() for tag in value if isinstance(tag, str)] if isinstance(value, list) else []
 
 
 def _marked(texts: Sequence[str]) -> str | None:
     marked = (text.removeprefix(_MARK) for text in texts if text.startswith(_MARK))
-    return first([*marked, *(text for text in texts if _HASHED.fullmatch(text))])
+    return first([*marked, *(text for text in texts if HASHED_KEY.fullmatch(text))])
 
 
-def _plain(tags: Sequence[str]) -> str | None:
-    # Where it is somebody else's tag, the event is filed under a key that no row has: better than to lose our own.
-    return first(tag for tag in tags if _PLAIN.fullmatch(tag))
+# -- asking ------------------------------------------------------------------------------------------------------------
 
 
 def _filters(query: Query) -> Iterator[dict[str, str]]:
     if query.wire_key:
-        yield {"tags": json.dumps([query.wire_key]), "days": "90"}
-        return
-    only = {"email": query.recipient} if query.recipient else {}
+        yield {"tags": json.dumps([_tag(query.wire_key)]), "days": "90"}
+    only = {"email": query.recipient} if query.recipient and is_plain_address(query.recipient) else {}
     # In which zone days are read isn't documented. One before is harmless; one after may be refused as in the future.
     start, last = query.since.astimezone(UTC).date() - timedelta(days=1), query.until.astimezone(UTC).date()
     while start <= last:
@@ -311,14 +319,32 @@ def _filters(query: Query) -> Iterator[dict[str, str]]:
         start = end + timedelta(days=1)
 
 
-def _page(answer: object) -> list[Any]:
-    # Where nothing is found the list is left out: the API's model has it as optional [getbrevo/brevo-python].
-    return [] if answer == {} else items(answer, "events")
+def _listed(filters: dict[str, str], feed: Feed, api: Api) -> AsyncIterator[Any]:
+    """Yield the events of a question, page by page until an empty one. Raises ApiError."""
+    headers = {"api-key": credential(feed.api_key, "api_key", feed)}
+    url = (feed.api_url or _API) + "/v3/smtp/statistics/events"
+
+    async def ask(offset: int) -> list[Any]:
+        # Ascending, so that events which come in meanwhile don't move those that are still to be read.
+        params = {**filters, "sort": "asc", "limit": str(_PAGE), "offset": str(offset)}
+        answer = (await api.call("GET", url, headers=headers, params=params)).value
+        # Where nothing is found the list is left out: the API's model has it as optional [getbrevo/brevo-python].
+        return [] if answer == {} else items(answer, "events")
+
+    return by_offset(ask)
+
+
+def _is_of_another_time(event: Event, query: Query) -> bool:
+    return event.occurred_at is not None and not query.since <= event.occurred_at <= query.until
+
+
+def _may_be_theirs(event: Event, query: Query) -> bool:
+    return event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
 
 
 def _found(item: object, wanted: str | None) -> Event:
-    message_id, name = id_at(item, "messageId"), text_at(item, "event")
-    if message_id is None:
+    given, name = text_at(item, "messageId"), text_at(item, "event")
+    if (message_id := _bare(given)) is None:
         raise ApiError("garbage", "an event of the API's answer has no messageId")
     kind, testimony = _LISTED.get(name or "", UNKNOWN)
     recipient, tags = text_at(item, "email"), _tags(at(item, "tag"))
@@ -327,13 +353,16 @@ def _found(item: object, wanted: str | None) -> Event:
         kind=kind,
         testimony=testimony,
         message_id=message_id,
-        event_id=derived_id("brevo", "look-up", message_id, recipient, name, *rest),
-        send_key=wanted if wanted in tags else _marked(tags) or _plain(tags),
+        event_id=derived_id("brevo", "look-up", given, recipient, name, *rest),
+        send_key=wanted if wanted and {wanted, _tag(wanted)} & set(tags) else _marked(tags),
         recipient=recipient,
         occurred_at=iso_time(at(item, "date")),
         reason=None if kind is Kind.DELIVERED else short(text_at(item, "reason")),
         raw=json.dumps(item).encode(),
     )
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
 
 
 def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:
@@ -344,8 +373,8 @@ def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:
         "ts_event": int(now.timestamp()),
         "ts_epoch": int(now.timestamp() * 1000),
         "X-Mailin-custom": json.dumps({"send_key": wire_key}),
-        "tags": [wire_key],
-        "tag": json.dumps([wire_key]),
+        "tags": [_tag(wire_key)],
+        "tag": json.dumps([_tag(wire_key)]),
     }
     return json.dumps(event).encode()
 

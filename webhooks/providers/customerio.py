@@ -74,28 +74,28 @@ FACTS: Final = Facts(
         "A send whose answer was lost can't be decided here: it waits for give_up_after",
     ),
     echoes_key=False,
-    key_is_echoed_in=(
-        "no event. Events are stored and joined by delivery_id where exactly one row was confirmed with it; else they"
-        " decide nothing"
-    ),
+    key_is_echoed_in="no event; the message id is delivery_id",
 )
+
+_ACCEPTED: Final = Testimony.ACCEPTED
+_REJECTED: Final = Testimony.REJECTED
 
 MEANINGS: Final[Meanings] = MappingProxyType(
     {
-        "sent": (Kind.SENT, Testimony.ACCEPTED),
-        "attempted": (Kind.DEFERRED, Testimony.ACCEPTED),
-        "delivered": (Kind.DELIVERED, Testimony.ACCEPTED),
-        "opened": (Kind.OPENED, Testimony.ACCEPTED),
-        "human_opened": (Kind.OPENED, Testimony.ACCEPTED),
-        "clicked": (Kind.CLICKED, Testimony.ACCEPTED),
-        "human_clicked": (Kind.CLICKED, Testimony.ACCEPTED),
-        "converted": (Kind.SENT, Testimony.ACCEPTED),  # a goal reached after a mail that was sent: no kind of its own
-        "unsubscribed": (Kind.UNSUBSCRIBED, Testimony.ACCEPTED),
-        "bounced": (Kind.BOUNCED, Testimony.ACCEPTED),
-        "spammed": (Kind.COMPLAINED, Testimony.ACCEPTED),
-        "dropped": (Kind.REJECTED, Testimony.REJECTED),
-        "failed": (Kind.FAILED, Testimony.REJECTED),
-        "undeliverable": (Kind.FAILED, Testimony.REJECTED),
+        "sent": (Kind.SENT, _ACCEPTED),
+        "attempted": (Kind.DEFERRED, _ACCEPTED),
+        "delivered": (Kind.DELIVERED, _ACCEPTED),
+        "opened": (Kind.OPENED, _ACCEPTED),
+        "human_opened": (Kind.OPENED, _ACCEPTED),
+        "clicked": (Kind.CLICKED, _ACCEPTED),
+        "human_clicked": (Kind.CLICKED, _ACCEPTED),
+        "converted": (Kind.SENT, _ACCEPTED),  # a goal reached after a mail that was sent: no kind of its own
+        "unsubscribed": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "bounced": (Kind.BOUNCED, _ACCEPTED),
+        "spammed": (Kind.COMPLAINED, _ACCEPTED),
+        "dropped": (Kind.REJECTED, _REJECTED),
+        "failed": (Kind.FAILED, _REJECTED),
+        "undeliverable": (Kind.FAILED, _REJECTED),
         "drafted": UNKNOWN,
     }
 )
@@ -124,7 +124,7 @@ class CustomerIo:
         timestamp, given = (delivery.headers.get(name, "") for name in (_TIMESTAMP, _SIGNATURE))
         if not timestamp or not given:
             return Refused("missing", "no X-CIO-Timestamp or X-CIO-Signature header: not a reporting webhook")
-        if not any(same(given, _signature(key, timestamp, delivery.body)) for key in keys):
+        if not any([same(given, _signature(key, timestamp, delivery.body)) for key in keys]):
             return Refused("signature", "the signature matches none of the feed's signing keys")
         return judge_age(timestamp, now, feed.tolerance)
 

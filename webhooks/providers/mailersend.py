@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime, timedelta
@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import Final, Literal
 from urllib.parse import quote
 
-import msgspec
+from msgspec.structs import replace
 
-from webhooks.asking import Api, ApiError, Pages, Query, credential, items
-from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
+from webhooks.asking import Api, ApiError, Pages, Query, bearer, credential, items, needed
+from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id, same_mailbox
 from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
 from webhooks.provider import (
     UNKNOWN,
@@ -67,15 +67,17 @@ FACTS: Final = Facts(
     signs_body=True,
     signs_time=False,
     redelivery=(
-        "exponentially for about 3 days until 2xx within 3 seconds; 4xx but 429 ends it at once, so a wrong signature"
-        " is answered 503: no event is lost while a secret is changed. A webhook that is down for too long is paused"
-        " until somebody switches it on. An older page: after 10 and 100 s, paused after 20 failures a day"
-        " [api-evangelist/mailersend of 2026-08-13, hookdeck/webhook-skills#187 and #189]"
+        "two versions are documented. The older: after 10 s and 100 s until 2xx within 3 seconds, paused after 20"
+        " failures in 24 hours [developers.mailersend.com/api/v1/account/webhooks of 2025-12-16]. The newer:"
+        " exponentially for about 3 days; 4xx but 429 ends it at once, so a wrong signature is answered 503: no event"
+        " is lost while a secret is changed [api-evangelist/mailersend of 2026-08-13, hookdeck/webhook-skills#187 and"
+        " #189]. By either a webhook that is down for too long is paused until somebody switches it on"
     ),
-    redelivers_for=timedelta(days=3),
+    redelivers_for=timedelta(seconds=110),
     look_up=(
         "GET /v1/activity/{domain_id}?date_from&date_to&page&limit lists the domain's activities and can filter neither"
-        " by tag nor by recipient: the span is read to its end, 23 hours at a time, and our key looked for in its tags."
+        " by tag nor by recipient: the span is read to its end, 23 hours at a time, and our key looked for in its tags;"
+        " one to the recipient without a tag of ours makes it unclear."
         " api_key: an API token that may read activity; api_scope: the id of the domain, one a feed. An activity names"
         " the e-mail, not the message, so its message id is email:<id> here. Kept 1 to 30 days by plan; no delay is"
         " documented, 15 minutes are assumed [developers.mailersend.com/api/v1/email/activity,"
@@ -106,18 +108,18 @@ FACTS: Final = Facts(
         "Save: the ping webhook.test is answered 200 before any secret is set here",
         "Copy the webhook's Signing secret into secrets; it is not the API token (mlsn.)",
         "Put the stamp's tag first and keep to five tags in all; one recipient a send",
+        "Confirm with the answer's header x-message-id; the warning ALL_SUPPRESSED means that nothing is sent: fail it",
         (
             "For look-ups: an API token that may read activity into api_key, the domain's id into api_scope; where the"
             " plan keeps activities for a day only, set give_up_after well below that"
         ),
     ),
-    key_is_echoed_in=(
-        "every activity.* event, unless the tags come as null or were left out of the send: such an event is stored and"
-        " joined by message id where exactly one row has it; else it decides nothing"
-    ),
+    key_is_echoed_in=("every activity.* event, unless the tags come as null or were left out of the send"),
 )
 
 _ACCEPTED: Final = Testimony.ACCEPTED
+_REJECTED: Final = Testimony.REJECTED
+_NONE: Final = Testimony.NONE
 
 MEANINGS: Final = MappingProxyType(
     {
@@ -134,8 +136,8 @@ MEANINGS: Final = MappingProxyType(
         "activity.spam_complaint": (Kind.COMPLAINED, _ACCEPTED),
         "activity.survey_opened": (Kind.OPENED, _ACCEPTED),
         "activity.survey_submitted": (Kind.CLICKED, _ACCEPTED),  # an answer: there is no nearer kind
-        "activity.suppressed": (Kind.REJECTED, Testimony.REJECTED),  # since 2026-08 [mailersend-php changelog]
-        "inbound.message": (Kind.INBOUND, Testimony.NONE),  # of an inbound route [anymail/webhooks/mailersend.py]
+        "activity.suppressed": (Kind.REJECTED, _REJECTED),  # since 2026-08 [mailersend-php changelog]
+        "inbound.message": (Kind.INBOUND, _NONE),  # of an inbound route [anymail/webhooks/mailersend.py]
     }
 )
 """What each `type` means and proves; others (maintenance.*, sender_identity.*, inbound_*, email_*, bulk_email.*,
@@ -153,8 +155,7 @@ PING: Final = "webhook.test"
 PUBLIC_SECRET: Final = "test_Am3L1GuOIc4blLUuHqAPxxwkZaJyEk8G"  # noqa: S105 - printed in the documents
 """What MailerSend signs its ping with [developers.mailersend.com/api/v1/account/webhooks#security]."""
 
-_HASHED_KEY: Final = re.compile(r"[0-9a-f]{48}")
-_OUR_TAG: Final = re.compile(rf"send_key[-:](.+)|({_HASHED_KEY.pattern})", re.DOTALL)
+_OUR_TAG: Final = re.compile(rf"send_key[-:](.+)|({HASHED_KEY.pattern})", re.DOTALL)
 _REASONS: Final = (("meta", "reason"), ("morph", "readable_reason"), ("morph", "reason"), ("reason",))
 _TELLS_APART: Final = (
     *(("id",), ("domain_id",), ("message_id",), ("email_id",), ("email", "id"), ("recipient",), ("email",)),
@@ -163,8 +164,8 @@ _TELLS_APART: Final = (
 _API: Final = "https://api.mailersend.com"
 _PAGE: Final = 100
 """Activities on a page: the most that there may be."""
-_SPAN: Final = timedelta(hours=23)
-"""How much is asked for at once: less than the day that the smallest plan allows."""
+_SPAN: Final = 23 * 3_600
+"""How many seconds are asked for at once: less than the day that the smallest plan allows."""
 
 
 class MailerSend:
@@ -175,7 +176,7 @@ class MailerSend:
 
     def stamp(self, wire_key: str) -> Stamp:
         """Return the tag that makes the key come back; there is no native idempotency key."""
-        tag = wire_key if _HASHED_KEY.fullmatch(wire_key) else f"send_key-{wire_key}"
+        tag = wire_key if HASHED_KEY.fullmatch(wire_key) else f"send_key-{wire_key}"
         return Stamp(body={"tags": [tag]}, smtp_headers={"X-MailerSend-Tags": tag})
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
@@ -218,14 +219,19 @@ class MailerSend:
         return "is an API token and verifies nothing: set the webhook's signing secret" if _is_token(value) else None
 
     async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
-        """Yield each activity of the domain in the span: the API can't ask for less."""
-        headers = {"Authorization": f"Bearer {credential(feed.api_key, 'api_key', feed)}"}
-        domain = credential(feed.api_scope, "api_scope", feed)
-        url = f"{feed.api_url or _API}/v1/activity/{quote(domain, safe='')}"
-        for since, until in _spans(query.since, query.until):
-            params = {"date_from": str(since), "date_to": str(until), "limit": str(_PAGE)}
-            async for item in _listed(api, url, headers, params):
-                yield _activity(item)
+        """Yield each activity of the domain in the span: the API can't ask for less.
+
+        Raises ApiError where one of the recipient's shows no key: it may be the sought one's.
+        """
+        found, unnamed = False, False
+        async for item in _listed(query, feed, api):
+            event = _found(item)
+            found, unnamed = found or event.send_key == query.wire_key, unnamed or _may_be_sought(event, query)
+            yield event
+        if query.wire_key and unnamed and not found:
+            raise ApiError(
+                "unnamed", "an activity of this recipient's shows no tag of ours: it may be the sought one's"
+            )
 
     def _sample_body(self, name: str, wire_key: str, now: datetime) -> bytes:
         data = {
@@ -236,7 +242,7 @@ class MailerSend:
             "tags": self.stamp(wire_key).body["tags"],
             "meta": [],
         }
-        return msgspec.json.encode({"type": name, "created_at": now.isoformat(), "data": data})
+        return json.dumps({"type": name, "created_at": now.isoformat(), "data": data}).encode()
 
 
 def _keys(feed: Feed) -> list[str]:
@@ -290,36 +296,48 @@ def _send_key(data: object) -> str | None:
     return first(match[1] or match[2] for match in ours if match) or text_at(data, "meta", "send_key")
 
 
-def _spans(since: datetime, until: datetime) -> Iterator[tuple[int, int]]:
+# -- asking ------------------------------------------------------------------------------------------------------------
+
+
+def _spans(since: int, until: int) -> Iterator[tuple[int, int]]:
     """Yield the seconds in which each part of the span begins and ends, a little more rather than less."""
-    while since < until:
-        end = min(since + _SPAN, until)
-        yield math.floor(since.timestamp()) - 1, math.ceil(end.timestamp()) + 1
-        since = end
+    for start in range(since, until, _SPAN):
+        yield start - 1, min(start + _SPAN, until) + 1
 
 
-async def _listed(api: Api, url: str, headers: dict[str, str], params: dict[str, str]) -> AsyncIterator[object]:
-    pages, page, more = Pages(), 0, True
-    while more:
-        page += 1
-        reply = await api.call("GET", url, headers=headers, params={**params, "page": str(page)})
-        found = items(reply.value, "data")
-        links = at(reply.value, "links")
-        if not isinstance(links, dict) or "next" not in links:
-            raise ApiError("garbage", "the list of activities does not say whether it goes on")
-        pages.turn((id_at(found[0], "id") if found else None) or f"page {page}")
-        for item in found:
-            yield item
-        more = links["next"] is not None or len(found) >= _PAGE  # a full page may go on whatever it says
+async def _listed(query: Query, feed: Feed, api: Api) -> AsyncIterator[object]:
+    """Yield the activities of the span, page by page until the last one. Raises ApiError."""
+    headers = bearer(credential(feed.api_key, "api_key", feed))
+    url = f"{feed.api_url or _API}/v1/activity/{quote(credential(feed.api_scope, 'api_scope', feed), safe='')}"
+    for since, until in _spans(*query.seconds()):
+        pages, page, more = Pages(), 0, True
+        while more:
+            page += 1
+            params = {"date_from": str(since), "date_to": str(until), "limit": str(_PAGE), "page": str(page)}
+            answer = (await api.call("GET", url, headers=headers, params=params)).value
+            found, more = items(answer, "data"), _goes_on(answer)
+            pages.turn((id_at(found[0], "id") if found else None) or f"page {page}")
+            for item in found:
+                yield item
 
 
-def _activity(item: object) -> Event:
-    identity, email_id, name = id_at(item, "id"), text_at(item, "email", "id"), text_at(item, "type")
-    if not (identity and email_id and name):
-        raise ApiError("garbage", "the list holds something that is no activity of MailerSend")
-    event = _event(f"activity.{name}", item, None, msgspec.json.encode(item))
-    known = event.message_id or bounded_id(f"email:{email_id}")
-    return msgspec.structs.replace(event, message_id=known)
+def _goes_on(answer: object) -> bool:
+    links = at(answer, "links")
+    if not isinstance(links, dict) or "next" not in links:
+        raise ApiError("garbage", "the list of activities does not say whether it goes on")
+    return links["next"] is not None or len(items(answer, "data")) >= _PAGE  # a full page may go on whatever it says
+
+
+def _may_be_sought(event: Event, query: Query) -> bool:
+    to_them = event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
+    return to_them and event.send_key is None
+
+
+def _found(item: object) -> Event:
+    email_id, name = needed(item, "email", "id"), needed(item, "type")
+    needed(item, "id")
+    event = _event(f"activity.{name}", item, None, json.dumps(item).encode())
+    return replace(event, message_id=event.message_id or bounded_id(f"email:{email_id}"))
 
 
 PROVIDER: Final[Provider] = MailerSend()

@@ -6,10 +6,7 @@ Webhooks are JSON; those set up long ago are still forms, which are read as the 
 
 from __future__ import annotations
 
-import base64
 import json
-import math
-import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -21,10 +18,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from webhooks.asking import Api, ApiError, Change, Pages, Query, credential, items
-from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
+from webhooks.asking import Api, ApiError, Change, Pages, Query, Reply, basic, credential, items, needed
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address, same_mailbox
 from webhooks.forms import form_fields
-from webhooks.payload import at, first, load, load_object, short, text_at, unix_time
+from webhooks.payload import at, first, load_object, load_text, short, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -66,9 +63,11 @@ FACTS: Final = Facts(
         " it is not documented"
     ),
     authentication=(
-        "hex HMAC-SHA256 over timestamp and token, inside the JSON or form; the body itself is not covered, so a"
-        " captured signature fits any body. secrets: the HTTP webhook signing key, which is not the API key; events of"
-        " a subaccount are signed with the parent account's key too"
+        "hex HMAC-SHA256 over timestamp and token, inside the JSON or form. The body itself is not covered, so that one"
+        " captured timestamp, token and signature verify any body for ever: only TLS limits that, and a tolerance,"
+        " with which late retries are refused. Tokens are not remembered: several receivers would have to share them,"
+        " and a retry may carry the same one. secrets: the HTTP webhook signing key, which is not the API key; events"
+        " of a subaccount are signed with the parent account's key too"
         " [documentation.mailgun.com user-manual/webhooks/securing-webhooks, anymail/django-anymail#153]"
     ),
     signs_body=False,
@@ -106,27 +105,31 @@ FACTS: Final = Facts(
         "The event types are accepted, delivered, temporary and permanent failure, opened, clicked, unsubscribed, spam",
         "Add it to the domain or to the account, not to both: each event would come twice",
         "Set secrets to the HTTP webhook signing key (it is not the API key); a new one replaces the old at once",
+        'Use TLS: one captured signature fits any body for ever. tolerance = "15m" limits that, and refuses late retries',
         "Send v:send_key with each message, by SMTP the header X-Mailgun-Variables; in a batch, one key a recipient",
         "Switch on the domain's open and click tracking, if opened and clicked are wanted",
         "For look-ups, set api_key, api_scope to the domain and, in the EU, api_url to https://api.eu.mailgun.net",
     ),
     key_is_echoed_in=(
-        "every event but delayed bounces, whose user-variables are empty: those are stored and joined by message id"
-        " where exactly one row has it; else they decide nothing"
+        "every event but delayed bounces, whose user-variables are empty [mailgun/documentation api-events.rst]"
     ),
 )
 
+_ACCEPTED: Final = Testimony.ACCEPTED
+_REJECTED: Final = Testimony.REJECTED
+_NONE: Final = Testimony.NONE
+
 MEANINGS: Final = MappingProxyType(
     {
-        "accepted": (Kind.QUEUED, Testimony.ACCEPTED),
-        "delivered": (Kind.DELIVERED, Testimony.ACCEPTED),
-        "opened": (Kind.OPENED, Testimony.ACCEPTED),
-        "clicked": (Kind.CLICKED, Testimony.ACCEPTED),
-        "unsubscribed": (Kind.UNSUBSCRIBED, Testimony.ACCEPTED),
-        "complained": (Kind.COMPLAINED, Testimony.ACCEPTED),
-        "rejected": (Kind.REJECTED, Testimony.REJECTED),  # no webhook of its own; seen in the Events API
-        "bounced": (Kind.BOUNCED, Testimony.ACCEPTED),  # of legacy forms
-        "stored": (Kind.INBOUND, Testimony.NONE),
+        "accepted": (Kind.QUEUED, _ACCEPTED),
+        "delivered": (Kind.DELIVERED, _ACCEPTED),
+        "opened": (Kind.OPENED, _ACCEPTED),
+        "clicked": (Kind.CLICKED, _ACCEPTED),
+        "unsubscribed": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "complained": (Kind.COMPLAINED, _ACCEPTED),
+        "rejected": (Kind.REJECTED, _REJECTED),  # no webhook of its own; seen in the Events API
+        "bounced": (Kind.BOUNCED, _ACCEPTED),  # of legacy forms
+        "stored": (Kind.INBOUND, _NONE),
     }
 )
 """What each value of `event` means and proves, but `failed` and, in legacy forms, `dropped`
@@ -146,55 +149,8 @@ _FAILURES: Final = ("failed", "dropped")
 _REASONED: Final = (*_FAILURES, "bounced", "rejected")
 
 _API: Final = "https://api.mailgun.net"
-_PLAIN_ADDRESS: Final = re.compile(r"(?!.*xn--)[a-z0-9._@+-]+")
-"""Addresses that are written in one way only and mean themselves as a filter expression, in which words and signs have
-a meaning [mailgun/documentation api-events.rst]. Others are not filtered by."""
-
-
-class _Headers(msgspec.Struct, gc=False, rename="kebab"):
-    message_id: str | None = None
-
-
-class _Message(msgspec.Struct, gc=False):
-    headers: _Headers | None = None
-
-
-class _EventData(msgspec.Struct, gc=False, rename="kebab"):
-    """The fields that are read of `event-data`, as they come; `_lenient` takes those of any other type."""
-
-    event: str | None = None
-    id: str | None = None
-    timestamp: float | None = None
-    recipient: str | None = None
-    severity: str | None = None
-    reason: str | None = None
-    url: str | None = None
-    ip: str | None = None
-    message: _Message | None = None
-    user_variables: Any = None
-    flags: Any = None
-    routes: Any = None
-    delivery_status: Any = None
-    reject: Any = None
-
-
-class _Webhook(msgspec.Struct, gc=False, rename="kebab"):
-    event_data: _EventData
-
-
-class _Signature(msgspec.Struct, gc=False, rename="kebab"):
-    timestamp: str | None = None
-    token: str | None = None
-    signature: str | None = None
-    parent_signature: str | None = None
-
-
-class _Signed(msgspec.Struct, gc=False):
-    signature: _Signature
-
-
-_WEBHOOK: Final = msgspec.json.Decoder(_Webhook)
-_SIGNED: Final = msgspec.json.Decoder(_Signed)
+_PAGE: Final = 300
+"""Events on a page, at most [mailgun/documentation api-events.rst]."""
 
 
 class Mailgun:
@@ -216,44 +172,35 @@ class Mailgun:
             return NO_SECRET
         if carries_credential(delivery, feed.secrets):
             return Verified()
-        return _judge_signature(_signature_block(delivery), signing_secrets(feed.secrets), feed, now)
+        return _judge(_signature_block(delivery), signing_secrets(feed.secrets), feed, now)
 
     def parse(self, delivery: Delivery) -> Parsed:
         """Return the one event of a webhook, JSON or a legacy form."""
-        data = _event_data(delivery)
-        send_key = _send_key(data.user_variables)
-        message_id = _message_id(data.message)
-        occurred_at = unix_time(data.timestamp)
-        incoming = _is_incoming(data, send_key)
-        kind, testimony = _meaning(data, incoming=incoming)
-        event = Event(
-            kind=kind,
-            testimony=testimony,
-            message_id=message_id,
-            event_id=_event_id(data, message_id, occurred_at),
-            send_key=None if incoming else send_key,  # others write what comes in
-            recipient=data.recipient or None,
-            occurred_at=occurred_at,
-            reason=_reason(data) if data.event in _REASONED else None,
-            raw=delivery.body,
-        )
-        return Parsed((event,))
+        data = _webhook(delivery).get("event-data")
+        if not isinstance(data, dict):
+            raise BadPayload("no event-data object: not a webhook of Mailgun")
+        return Parsed((_event(data, delivery.body),))
 
     async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
-        """Yield the events of a span of time, for one recipient where the query names it; ids are the webhooks'."""
-        begin, end = math.floor(query.since.timestamp()), math.ceil(query.until.timestamp())
-        span = {"begin": str(begin), "end": str(end), "ascending": "yes", "limit": "300"}
+        """Yield the events of a span of time, for one recipient where the query names it; ids are the webhooks'.
+
+        Raises ApiError where one that may be the recipient's shows no key: it may be the sought one.
+        """
+        begin, end = query.seconds()
+        span = {"begin": str(begin), "end": str(end), "ascending": "yes", "limit": str(_PAGE)}
+        found, unnamed = False, False
         for filters in _filters(query.recipient):
             async for item in _listed(feed, api, {**span, **filters}):
-                raw = json.dumps({"event-data": item}).encode()  # as its webhook says it, so it is read in one way
-                for event in self.parse(Delivery(raw, {})).events:
-                    yield event
+                event = _found(item)
+                found = found or event.send_key == query.wire_key
+                unnamed = unnamed or (event.send_key is None and _may_be_to(event, query.recipient))
+                yield event
+        if query.recipient and unnamed and not found:
+            raise ApiError("unnamed", "an event of this recipient's, or of nobody's in particular, shows no send_key")
 
     async def changes(self, url: str, feed: Feed, api: Api) -> list[Change]:
         """Return one change for each event type that is not posted to the URL; other URLs stay as they are."""
-        domain, login = _domain(feed), _login(feed)
-        reply = await api.call("GET", f"{_base(feed)}/v3/domains/{domain}/webhooks", headers=login)
-        there = at(reply.value, "webhooks")
+        there = at((await _call(feed, api, "GET", f"/v3/domains/{_domain(feed)}/webhooks")).value, "webhooks")
         if not isinstance(there, dict):
             raise ApiError("garbage", "the API's answer does not list the domain's webhooks")
         urls = {name: _urls(there, name) for name in _EVENT_TYPES}
@@ -261,31 +208,28 @@ class Mailgun:
 
     def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
         """Return an example delivery, by Mailgun's names of events and webhooks or by normalised kinds."""
-        if kind not in _SAMPLES:
-            raise NoSample(f"mailgun has no sample {kind!r}; there are {', '.join(_SAMPLES)}")
+        name = _SAMPLED.get(kind, kind)
+        if name not in _SAMPLES:
+            raise NoSample(f"mailgun has no sample {kind!r}; there are {', '.join((*_SAMPLES, *_SAMPLED))}")
         keys = signing_secrets(feed.secrets)
         body = {
-            "signature": _signature(keys[0] if keys else "", kind, wire_key, now),
-            "event-data": _sample_event(kind, wire_key, now),
+            "signature": _signature(keys[0] if keys else "", name, wire_key, now),
+            "event-data": _sample_event(name, wire_key, now),
         }
         needs = "the feed has no secrets, so no sample would be taken: set feeds.<name>.secrets"
         return sample_delivery(msgspec.json.encode(body), feed.secrets, {} if keys else None, needs)
 
 
-def _signature_block(delivery: Delivery) -> _Signature:
+def _signature_block(delivery: Delivery) -> Any:
     try:
-        return _SIGNED.decode(delivery.body).signature
-    except (msgspec.DecodeError, RecursionError):
-        try:
-            block = _webhook(delivery).get("signature")
-        except BadPayload:
-            return _Signature()
-        return _Signature(*(text_at(block, name) for name in _Signature.__struct_encode_fields__))
+        return _webhook(delivery).get("signature")
+    except BadPayload:
+        return None
 
 
-def _judge_signature(block: _Signature, keys: tuple[str, ...], feed: Feed, now: datetime) -> Verdict:
-    timestamp, token = block.timestamp, block.token
-    given = [signature for signature in (block.signature, block.parent_signature) if signature]
+def _judge(block: Any, keys: tuple[str, ...], feed: Feed, now: datetime) -> Verdict:
+    timestamp, token = text_at(block, "timestamp"), text_at(block, "token")
+    given = [signature for name in ("signature", "parent-signature") if (signature := text_at(block, name))]
     if not (timestamp and token and given):
         return Refused("missing", "no signature in the body: is it a webhook of Mailgun?")
     message = f"{timestamp}{token}".encode("utf-8", "surrogatepass")
@@ -293,29 +237,6 @@ def _judge_signature(block: _Signature, keys: tuple[str, ...], feed: Feed, now: 
     if not any([same(signature, want) for signature in given for want in wanted]):
         return Refused("signature", "no key of the feed fits; it takes the HTTP webhook signing key, not the API key")
     return judge_age(timestamp, now, feed.tolerance)
-
-
-def _event_data(delivery: Delivery) -> _EventData:
-    try:
-        return _WEBHOOK.decode(delivery.body).event_data
-    except (msgspec.DecodeError, RecursionError):  # a form, odd characters, or not Mailgun's at all
-        data = _webhook(delivery).get("event-data")
-    if not isinstance(data, dict):
-        raise BadPayload("no event-data object: not a webhook of Mailgun")
-    return _lenient(data)
-
-
-def _lenient(data: dict[str, Any]) -> _EventData:
-    """Return the fields whatever their types: an odd one must not lose the event."""
-    texts = ("event", "id", "recipient", "severity", "reason", "url", "ip")
-    others = ("user_variables", "flags", "routes", "delivery_status", "reject")
-    at_time = unix_time(data.get("timestamp"))
-    return _EventData(
-        timestamp=at_time.timestamp() if at_time else None,
-        message=_Message(_Headers(text_at(data, "message", "headers", "message-id"))),
-        **{name: text_at(data, name) for name in texts},
-        **{name: data.get(name.replace("_", "-")) for name in others},
-    )
 
 
 def _webhook(delivery: Delivery) -> dict[str, Any]:
@@ -360,7 +281,7 @@ def _as_json(fields: list[tuple[str, str]]) -> dict[str, Any]:
 
 def _form_key(form: Mapping[str, str]) -> str | None:
     """Return our key from the message's own variables; opens, clicks and unsubscribes have it as a field only."""
-    headers = _loaded(form.get("message-headers", ""))
+    headers = load_text(form.get("message-headers"))
     for header in headers if isinstance(headers, list) else ():
         match header:
             case ["X-Mailgun-Variables", variables] if key := _send_key(variables):
@@ -368,104 +289,114 @@ def _form_key(form: Mapping[str, str]) -> str | None:
     return form.get("send_key")
 
 
-def _message_id(message: _Message | None) -> str | None:
-    found = message.headers.message_id if message and message.headers else None
-    return bounded_id(bare) if found and (bare := found.strip("<> ")) else None
-
-
-def _send_key(variables: Any) -> str | None:
-    # The Logs API and the header of a message write the variables as JSON text.
-    return text_at(_loaded(variables) if isinstance(variables, str) else variables, "send_key")
-
-
-def _loaded(text: str) -> Any:
-    try:
-        return load(text.encode("utf-8", "surrogatepass"))
-    except BadPayload:
-        return None
-
-
-def _meaning(data: _EventData, *, incoming: bool) -> tuple[Kind, Testimony]:
-    name = data.event or ""
+def _event(data: dict[str, Any], raw: bytes) -> Event:
+    name, send_key = text_at(data, "event") or "", _send_key(data.get("user-variables"))
+    message_id, occurred_at = _message_id(data), unix_time(data.get("timestamp"))
+    incoming = _is_incoming(name, data, send_key)
     kind, testimony = _failure(data) if name in _FAILURES else MEANINGS.get(name, UNKNOWN)
-    if not incoming:
-        return kind, testimony
-    return Kind.INBOUND if kind is Kind.QUEUED else kind, Testimony.NONE
+    if incoming:
+        kind, testimony = Kind.INBOUND if kind is Kind.QUEUED else kind, _NONE
+    return Event(
+        kind=kind,
+        testimony=testimony,
+        message_id=message_id,
+        event_id=_event_id(data, message_id, occurred_at),
+        send_key=None if incoming else send_key,  # others write what comes in
+        recipient=text_at(data, "recipient"),
+        occurred_at=occurred_at,
+        reason=_reason(data) if name in _REASONED else None,
+        raw=raw,
+    )
 
 
-def _failure(data: _EventData) -> tuple[Kind, Testimony]:
-    if data.severity == "temporary":
-        return Kind.DEFERRED, Testimony.ACCEPTED
-    code, description = (text_at(data.delivery_status, name) for name in ("code", "description"))
-    suppressed = (data.reason or "").startswith("suppress-") or (description or "").startswith("Not delivering to")
-    if suppressed or code in _NEVER_TRIED:
-        return Kind.REJECTED, Testimony.REJECTED
-    return Kind.BOUNCED, Testimony.ACCEPTED
+def _send_key(variables: object) -> str | None:
+    # The Logs API and the header of a message write the variables as JSON text.
+    return text_at(load_text(variables) if isinstance(variables, str) else variables, "send_key")
 
 
-def _is_incoming(data: _EventData, send_key: str | None) -> bool:
+def _message_id(data: dict[str, Any]) -> str | None:
+    bare = (text_at(data, "message", "headers", "message-id") or "").strip("<> ")
+    return bounded_id(bare) if bare else None
+
+
+def _failure(data: dict[str, Any]) -> tuple[Kind, Testimony]:
+    if data.get("severity") == "temporary":
+        return Kind.DEFERRED, _ACCEPTED
+    code, description = (text_at(data, "delivery-status", name) for name in ("code", "description"))
+    reason = text_at(data, "reason") or ""
+    if reason.startswith("suppress-") or (description or "").startswith("Not delivering to") or code in _NEVER_TRIED:
+        return Kind.REJECTED, _REJECTED
+    return Kind.BOUNCED, _ACCEPTED
+
+
+def _is_incoming(name: str, data: dict[str, Any], send_key: str | None) -> bool:
     """Say whether the event is about mail that came in or that a route passed on, which proves nothing of a send.
 
     A stranger can write our key into the headers of such mail, so a route decides whatever the key says. Without one,
     `is-authenticated` false speaks only where no key came back: samples of ordinary sends have it too
     [mailgun/mailgun-go events_test.go].
     """
-    if data.routes or data.event == "stored" or at(data.flags, "is-routed") is True:
+    if data.get("routes") or name == "stored" or at(data, "flags", "is-routed") is True:
         return True
-    return data.event == "accepted" and not send_key and at(data.flags, "is-authenticated") is False
+    return name == "accepted" and not send_key and at(data, "flags", "is-authenticated") is False
 
 
-def _event_id(data: _EventData, message_id: str | None, occurred_at: datetime | None) -> str:
-    if data.id:
-        return bounded_id(f"{data.id}:{occurred_at.date().isoformat()}" if occurred_at else data.id)
-    rest = (data.event, data.severity, data.recipient, data.url, data.ip)
-    return derived_id("mailgun", message_id, repr(data.timestamp), *rest)
+def _event_id(data: dict[str, Any], message_id: str | None, occurred_at: datetime | None) -> str:
+    if identity := text_at(data, "id"):
+        return bounded_id(f"{identity}:{occurred_at.date().isoformat()}" if occurred_at else identity)
+    told_apart = (text_at(data, name) for name in ("event", "severity", "recipient", "url", "ip"))
+    return derived_id("mailgun", message_id, repr(occurred_at and occurred_at.timestamp()), *told_apart)
 
 
-def _reason(data: _EventData) -> str | None:
-    status = data.delivery_status
+def _reason(data: dict[str, Any]) -> str | None:
+    status = data.get("delivery-status")
     words = (
-        data.reason or text_at(data.reject, "reason"),
+        text_at(data, "reason") or text_at(data, "reject", "reason"),
         text_at(status, "code"),
         text_at(status, "description") or text_at(status, "message"),
     )
     return short(" ".join(filter(None, words)))
 
 
-def _base(feed: Feed) -> str:
-    return feed.api_url or _API
+async def _call(feed: Feed, api: Api, method: str, path: str, **sent: Any) -> Reply:
+    login = basic("api", credential(feed.api_key, "api_key", feed))
+    return await api.call(method, (feed.api_url or _API) + path, headers=login, **sent)
 
 
 def _domain(feed: Feed) -> str:
     return quote(credential(feed.api_scope, "api_scope", feed), safe="")
 
 
-def _login(feed: Feed) -> dict[str, str]:
-    key = credential(feed.api_key, "api_key", feed)
-    return {"Authorization": "Basic " + base64.b64encode(f"api:{key}".encode()).decode()}
-
-
 def _filters(recipient: str | None) -> list[dict[str, str]]:
-    if recipient and _PLAIN_ADDRESS.fullmatch(recipient):
+    # Filters are expressions, in which words and signs have a meaning [api-events.rst]; a plain address has none.
+    if recipient and is_plain_address(recipient):
         return [{"recipient": recipient}, {"event": "rejected"}]  # what was rejected has no recipient
     return [{}]
 
 
+def _may_be_to(event: Event, recipient: str | None) -> bool:
+    return event.recipient is None or same_mailbox(event.recipient, recipient)
+
+
 async def _listed(feed: Feed, api: Api, params: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
     """Yield the items of all pages: each names a next one, the last of them is empty [api-events.rst]."""
-    url, login, pages = f"{_base(feed)}/v3/{_domain(feed)}/events", _login(feed), Pages()
-    reply = await api.call("GET", url, headers=login, params=params)
+    path, pages = f"/v3/{_domain(feed)}/events", Pages()
+    reply = await _call(feed, api, "GET", path, params=params)
     while found := items(reply.value, "items"):
         for item in found:
-            if text_at(item, "event") is None:
-                raise ApiError("garbage", "the API lists something that is no event")
             yield item
         # Of the next page's address only its own part is used: our credential goes to no other place.
         page = (text_at(reply.value, "paging", "next") or "").partition("/events/")[2]
         if not page:
             raise ApiError("garbage", "the API names no next page after one that is not empty")
         pages.turn(page)
-        reply = await api.call("GET", f"{url}/{page}", headers=login)
+        reply = await _call(feed, api, "GET", f"{path}/{page}")
+
+
+def _found(item: dict[str, Any]) -> Event:
+    """Return a listed event, kept as its webhook says it, so that it is read in one way. Raises ApiError."""
+    needed(item, "event")
+    return _event(item, json.dumps({"event-data": item}).encode())
 
 
 def _urls(there: dict[str, Any], name: str) -> list[Any]:
@@ -474,9 +405,8 @@ def _urls(there: dict[str, Any], name: str) -> list[Any]:
 
 
 def _addition(name: str, others: list[Any], url: str, feed: Feed, api: Api) -> Change:
-    if len(others) < _MAX_URLS:
-        return Change(f"add the endpoint to the URLs of {name}", partial(_add, name, url, feed, api))
-    return Change(f"add the endpoint to the URLs of {name}", partial(_refuse, name))
+    make = partial(_add, name, url, feed, api) if len(others) < _MAX_URLS else partial(_refuse, name)
+    return Change(f"add the endpoint to the URLs of {name}", make)
 
 
 async def _refuse(name: str) -> None:
@@ -484,53 +414,48 @@ async def _refuse(name: str) -> None:
 
 
 async def _add(name: str, url: str, feed: Feed, api: Api) -> None:
-    reply = await api.call(
-        "POST",
-        f"{_base(feed)}/v4/domains/{_domain(feed)}/webhooks",
-        headers=_login(feed),
-        form={"url": url, "event_types": name},
-        expect=(400,),
-    )
-    if reply.status == HTTPStatus.BAD_REQUEST and "already exists" not in (text_at(reply.value, "Reason") or ""):
+    wanted = {"url": url, "event_types": name}
+    place, refused = f"/v4/domains/{_domain(feed)}/webhooks", HTTPStatus.BAD_REQUEST
+    reply = await _call(feed, api, "POST", place, form=wanted, expect=(refused,))
+    if reply.status == refused and "already exists" not in (text_at(reply.value, "Reason") or ""):
         raise ApiError("refused", "Mailgun refused the URL: public DNS has to know its host")
 
 
-_ACCEPTED: Final = {"event": "accepted"}
 _BOUNCED: Final = {"event": "failed", "severity": "permanent", "reason": "bounce", "delivery-status": {"code": 550}}
-_DEFERRED: Final = {"event": "failed", "severity": "temporary", "reason": "generic", "delivery-status": {"code": 451}}
-_SUPPRESSED: Final = {**_BOUNCED, "reason": "suppress-bounce", "delivery-status": {"code": 605}}
 
-_SAMPLES: Final[Mapping[str, Mapping[str, object]]] = {
-    "accepted": _ACCEPTED,
-    "queued": _ACCEPTED,
-    "delivered": {"event": "delivered"},
-    "failed": _BOUNCED,
-    "permanent_fail": _BOUNCED,
-    "bounced": _BOUNCED,
-    "temporary_fail": _DEFERRED,
-    "deferred": _DEFERRED,
-    "rejected": _SUPPRESSED,
-    "opened": {"event": "opened"},
-    "clicked": {"event": "clicked", "url": "https://example.com/"},
-    "complained": {"event": "complained"},
-    "unsubscribed": {"event": "unsubscribed"},
-}
+_SAMPLES: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(
+    {
+        "accepted": {"event": "accepted"},
+        "delivered": {"event": "delivered"},
+        "permanent_fail": _BOUNCED,
+        "temporary_fail": {**_BOUNCED, "severity": "temporary", "reason": "generic", "delivery-status": {"code": 451}},
+        "rejected": {**_BOUNCED, "reason": "suppress-bounce", "delivery-status": {"code": 605}},
+        "opened": {"event": "opened"},
+        "clicked": {"event": "clicked", "url": "https://example.com/"},
+        "complained": {"event": "complained"},
+        "unsubscribed": {"event": "unsubscribed"},
+    }
+)
+_SAMPLED: Final[Mapping[str, str]] = MappingProxyType(
+    {"queued": "accepted", "failed": "permanent_fail", "bounced": "permanent_fail", "deferred": "temporary_fail"}
+)
+"""The sample of each other name that may be asked for."""
 
 
-def _sample_event(kind: str, wire_key: str, now: datetime) -> dict[str, object]:
+def _sample_event(name: str, wire_key: str, now: datetime) -> dict[str, object]:
     return {
-        "id": derived_id("sample", kind, wire_key, now.isoformat())[:22],
+        "id": derived_id("sample", name, wire_key, now.isoformat())[:22],
         "timestamp": now.timestamp(),
         "user-variables": {"send_key": wire_key},
         "message": {"headers": {"message-id": f"sample.{derived_id(wire_key)[:16]}@example.com"}},
         "recipient": "sample@example.com",
-        **_SAMPLES[kind],
+        **_SAMPLES[name],
     }
 
 
-def _signature(key: str, kind: str, wire_key: str, now: datetime) -> dict[str, str]:
+def _signature(key: str, name: str, wire_key: str, now: datetime) -> dict[str, str]:
     timestamp = str(int(now.timestamp()))
-    token = derived_id("token", kind, wire_key, now.isoformat())
+    token = derived_id("token", name, wire_key, now.isoformat())
     return {
         "timestamp": timestamp,
         "token": token,

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import base64
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from webhooks.asking import Api, ApiError, Pages, Query, credential, items
-from webhooks.event import Event, Kind, Testimony, derived_id
-from webhooks.payload import at, id_at, iso_time, load, load_object, short, split, text_at, unix_time
+from webhooks.asking import Api, ApiError, Query, basic, by_offset, credential, items, needed, utc
+from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id, same_mailbox, unread
+from webhooks.payload import at, id_at, iso_time, load_object, load_text, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -27,7 +27,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
-from webhooks.signature import CREDENTIAL_SCHEMES, credential_only, octets, sample_delivery
+from webhooks.signature import credential_objection, credential_only, sample_delivery
 
 FACTS: Final = Facts(
     title="Mailjet (Send API v3.1, Event API)",
@@ -57,8 +57,10 @@ FACTS: Final = Facts(
     look_up=(
         "by our key: GET /v3/REST/message?CustomID=...&ShowCustomID=true between FromTS and ToTS, by api_key and"
         " api_secret; a message without its CustomID in the answer is not taken for ours"
-        " [dev.mailjet.com/reference/email/messages, mailjet/mailjet-apiv3-nodejs]. Pages of 1,000 by Limit and Offset"
-        " [mailjet/api-documentation guides/_filtering-resources.md]; blocked ones may be left out"
+        " [dev.mailjet.com/reference/email/messages, mailjet/mailjet-apiv3-nodejs]. The filter has found nothing though"
+        " a CustomID was set [mailjet/mailjet-apiv3-php#57], so all messages of the span are read then; one to the"
+        " recipient with a CustomID that is no wire key of 48 hex digits makes it unclear. Pages of 1,000 by Limit and"
+        " Offset [mailjet/api-documentation guides/_filtering-resources.md]; blocked ones may be left out"
         " [mailjet/mailjet-apiv3-php#201]. How late a message shows and how long it is kept was not found: 15 minutes"
         " are assumed. No api_scope"
     ),
@@ -87,29 +89,27 @@ FACTS: Final = Facts(
         "here secrets = [basic:user:password] with the same user and password",
         "group events may be on or off: both forms are read",
         "send with what stamp returns merged into the message, so into the entry of Messages",
+        "confirm with the MessageID (not the MessageUUID) of the answer's recipient, where its Status is success",
         "where you keep campaigns of your own, leave CustomCampaign and DeduplicateCampaign of the stamp out",
         "api_key and api_secret: the pair of the sending account, for the look-up",
         "a URL that failed for 24 hours is suspended: enter it again, or set one with IsBackup beforehand",
     ),
-    key_is_echoed_in=(
-        "every event of a message that was sent with it. Others are stored and joined by message id where exactly one"
-        " row has it; else they decide nothing"
-    ),
+    key_is_echoed_in=("every event of a message that was sent with it"),
     first_event_is_delivery=True,
 )
 
-_YES: Final = Testimony.ACCEPTED
-_NO: Final = Testimony.REJECTED
+_ACCEPTED: Final = Testimony.ACCEPTED
+_REJECTED: Final = Testimony.REJECTED
 
 MEANINGS: Final = MappingProxyType(
     {
-        "sent": (Kind.DELIVERED, _YES),
-        "open": (Kind.OPENED, _YES),
-        "click": (Kind.CLICKED, _YES),
-        "bounce": (Kind.BOUNCED, _YES),
-        "spam": (Kind.COMPLAINED, _YES),
-        "unsub": (Kind.UNSUBSCRIBED, _YES),
-        "blocked": (Kind.REJECTED, _NO),
+        "sent": (Kind.DELIVERED, _ACCEPTED),
+        "open": (Kind.OPENED, _ACCEPTED),
+        "click": (Kind.CLICKED, _ACCEPTED),
+        "bounce": (Kind.BOUNCED, _ACCEPTED),
+        "spam": (Kind.COMPLAINED, _ACCEPTED),
+        "unsub": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "blocked": (Kind.REJECTED, _REJECTED),
     }
 )
 """What each value of `event` means and proves, but what `_meaning` says first [mailjet/api-documentation
@@ -117,28 +117,30 @@ guides/_event-api.md]."""
 
 _LISTED: Final = MappingProxyType(
     {
-        "queued": (Kind.QUEUED, _YES),
-        "deferred": (Kind.DEFERRED, _YES),
-        "sent": (Kind.SENT, _YES),
-        "opened": (Kind.OPENED, _YES),
-        "clicked": (Kind.CLICKED, _YES),
-        "bounce": (Kind.BOUNCED, _YES),
-        "softbounced": (Kind.BOUNCED, _YES),
-        "hardbounced": (Kind.BOUNCED, _YES),
-        "spam": (Kind.COMPLAINED, _YES),
-        "unsub": (Kind.UNSUBSCRIBED, _YES),
-        "blocked": (Kind.REJECTED, _NO),
+        "queued": (Kind.QUEUED, _ACCEPTED),
+        "deferred": (Kind.DEFERRED, _ACCEPTED),
+        "sent": (Kind.SENT, _ACCEPTED),
+        "opened": (Kind.OPENED, _ACCEPTED),
+        "clicked": (Kind.CLICKED, _ACCEPTED),
+        "bounce": (Kind.BOUNCED, _ACCEPTED),
+        "softbounced": (Kind.BOUNCED, _ACCEPTED),
+        "hardbounced": (Kind.BOUNCED, _ACCEPTED),
+        "spam": (Kind.COMPLAINED, _ACCEPTED),
+        "unsub": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "blocked": (Kind.REJECTED, _REJECTED),
     }
 )
 """The same for `Status` in answers of the API [mailjet/mailjet-apiv3-nodejs types/api/Message.ts]."""
 
-_EARLIER_ONE_TAKEN: Final = (Kind.QUEUED, _YES)
+_EARLIER_ONE_TAKEN: Final = (Kind.QUEUED, _ACCEPTED)
 """Blocked as a duplicate in its campaign: no fate of this submission's, but proof that an earlier one was accepted."""
 
 _DUPLICATE_STATE: Final = "15"  # DuplicateInCampaign [mailjet/mailjet-apiv3-nodejs types/api/Message.ts]
 _TELLS_APART: Final = ("url", "ip", "agent", "error", "mj_list_id")
 _API: Final = "https://api.mailjet.com"
-_LIMIT: Final = "1000"
+_PAGE: Final = 1_000
+"""Messages on a page, at most [mailjet/api-documentation guides/_filtering-resources.md]."""
+_CREDENTIAL: Final = "basic:user:password"
 
 
 class Mailjet:
@@ -168,14 +170,14 @@ class Mailjet:
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the credential that the request carries: Mailjet signs nothing."""
-        return credential_only(delivery, feed.secrets, "basic:user:password")
+        return credential_only(delivery, feed.secrets, _CREDENTIAL)
 
     def parse(self, delivery: Delivery) -> Parsed:
         """Return the event, or those of a group; one that can't be read there is kept as unknown and counted."""
         parts = split(delivery.body)
         if parts == [delivery.body]:
             return Parsed((_event(delivery.body),))
-        anomalies: dict[str, int] = {}
+        anomalies: Counter[str] = Counter()
         return Parsed([_kept(raw, anomalies) for raw in parts], anomalies=anomalies)
 
     def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
@@ -183,41 +185,39 @@ class Mailjet:
         if kind == Kind.QUEUED:
             raise NoSample("mailjet has no sample 'queued': its first event is sent, by the recipient's server")
         body = _sample_body(sampled_name(self.name, kind, MEANINGS), wire_key, now)
-        needs = "the feed has no credential to carry: set feeds.<name>.secrets to basic:user:password"
+        needs = f"the feed has no credential to carry: set feeds.<name>.secrets to {_CREDENTIAL}"
         return sample_delivery(body, feed.secrets, None, needs)
 
     def objection(self, setting: Literal["secrets", "topics"], value: str) -> str | None:
         """Return what is wrong with a secret that no request can carry."""
-        if setting == "topics" or value.startswith(CREDENTIAL_SCHEMES):
-            return None
-        return "verifies nothing, as Mailjet signs nothing: write basic:user:password, as in the URL of the webhook"
+        return credential_objection("Mailjet", _CREDENTIAL, value) if setting == "secrets" else None
 
     async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
-        """Yield a message each that the API lists for the key, or for the span, page by page until an empty one."""
-        headers, url = _authorization(feed), (feed.api_url or _API) + "/v3/REST/message"
-        filters = {"ShowCustomID": "true", "ShowContactAlt": "true", "Limit": _LIMIT, **_span(query)}
-        if query.wire_key:
-            filters["CustomID"] = query.wire_key
-        pages, offset = Pages(), 0
-        while True:
-            params = {**filters, "Offset": str(offset)}
-            # Total is the number on the page as often as that of all: only an empty page tells the end.
-            page = items((await api.call("GET", url, headers=headers, params=params)).value, "Data")
-            if not page:
+        """Yield a message each that the API lists for the key; where none shows it, and without a key, of the span.
+
+        Raises ApiError where one of them shows no key and may be the sought one.
+        """
+        found, unnamed = False, False
+        for filters in [{"CustomID": query.wire_key}, {}] if query.wire_key else [{}]:
+            async for item in _listed(query, filters, feed, api):
+                event = _found(item)
+                found = found or event.send_key == query.wire_key
+                unnamed = unnamed or (not event.send_key if filters else _may_be_sought(event, query))
+                yield event
+            if query.wire_key and found:
                 return
-            pages.turn(derived_id(json.dumps(page)))
-            for item in page:
-                yield _found(item)
-            offset += len(page)
+        if query.wire_key and unnamed:
+            raise ApiError(
+                "unnamed", "a message of the API's answer shows no CustomID of ours: it may be the sought one"
+            )
 
 
-def _kept(raw: bytes, anomalies: dict[str, int]) -> Event:
+def _kept(raw: bytes, anomalies: Counter[str]) -> Event:
     try:
         return _event(raw)
     except BadPayload:
-        anomalies["damaged"] = anomalies.get("damaged", 0) + 1
-        event_id = derived_id("mailjet", raw.decode("latin-1"))
-        return Event(kind=Kind.UNKNOWN, testimony=Testimony.NONE, message_id=None, event_id=event_id, raw=raw)
+        anomalies["damaged"] += 1
+        return unread(raw, "mailjet")
 
 
 def _event(raw: bytes) -> Event:
@@ -245,7 +245,7 @@ def _meaning(name: str, entry: dict[str, Any]) -> tuple[Kind, Testimony]:
     if name == "blocked" and error == "duplicate in campaign":
         return _EARLIER_ONE_TAKEN
     if name == "bounce" and error == "greylisted" and entry.get("hard_bounce") is not True:
-        return Kind.DEFERRED, _YES  # it will be tried again
+        return Kind.DEFERRED, _ACCEPTED  # it will be tried again
     return MEANINGS.get(name, UNKNOWN)
 
 
@@ -260,12 +260,7 @@ def _send_key(entry: dict[str, Any]) -> str | None:
 
 
 def _named(payload: object) -> str | None:
-    if isinstance(payload, str) and payload.lstrip().startswith("{"):
-        try:
-            payload = load(payload.encode("utf-8", "surrogatepass"))
-        except BadPayload:
-            return None
-    return text_at(payload, "send_key")
+    return text_at(load_text(payload) if isinstance(payload, str) else payload, "send_key")
 
 
 def _reason(entry: dict[str, Any]) -> str | None:
@@ -273,24 +268,31 @@ def _reason(entry: dict[str, Any]) -> str | None:
     return short(": ".join(filter(None, words)))
 
 
-def _authorization(feed: Feed) -> dict[str, str]:
-    pair = credential(feed.api_key, "api_key", feed) + ":" + credential(feed.api_secret, "api_secret", feed)
-    return {"Authorization": "Basic " + base64.b64encode(octets(pair)).decode()}
+# -- asking ------------------------------------------------------------------------------------------------------------
 
 
-def _span(query: Query) -> dict[str, str]:
-    until = query.until + timedelta(seconds=1)  # whole seconds, rounded up
-    return {"FromTS": _written(query.since), "ToTS": _written(until)}
+def _listed(query: Query, filters: dict[str, str], feed: Feed, api: Api) -> AsyncIterator[Any]:
+    """Yield the messages of the span that pass the filters, page by page until an empty one. Raises ApiError."""
+    headers = basic(credential(feed.api_key, "api_key", feed), credential(feed.api_secret, "api_secret", feed))
+    url, (since, until) = (feed.api_url or _API) + "/v3/REST/message", query.seconds()
+    shown = {"ShowCustomID": "true", "ShowContactAlt": "true", "FromTS": utc(since), "ToTS": utc(until)}
+
+    async def ask(offset: int) -> list[Any]:
+        # Total is the number on the page as often as that of all: only an empty page tells the end.
+        params = {**shown, **filters, "Limit": str(_PAGE), "Offset": str(offset)}
+        return items((await api.call("GET", url, headers=headers, params=params)).value, "Data")
+
+    return by_offset(ask)
 
 
-def _written(time: datetime) -> str:
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _may_be_sought(event: Event, query: Query) -> bool:
+    # A CustomID that is no hash may be the application's own, which took the place of our key.
+    to_them = event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
+    return to_them and not HASHED_KEY.fullmatch(event.send_key or "")
 
 
 def _found(item: object) -> Event:
-    message_id, status = id_at(item, "ID"), text_at(item, "Status") or ""
-    if message_id is None:
-        raise ApiError("garbage", "a message of the API's answer has no ID")
+    message_id, status = bounded_id(needed(item, "ID")), text_at(item, "Status") or ""
     state = text_at(item, "StateID")
     duplicate = status == "blocked" and state == _DUPLICATE_STATE
     kind, testimony = _EARLIER_ONE_TAKEN if duplicate else _LISTED.get(status, UNKNOWN)
@@ -304,6 +306,9 @@ def _found(item: object) -> Event:
         occurred_at=iso_time(at(item, "ArrivedAt")),
         raw=json.dumps(item).encode(),
     )
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
 
 
 def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:

@@ -6,18 +6,25 @@ from __future__ import annotations
 import base64
 import hmac
 import json
-import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
-import msgspec
-
-from webhooks.asking import Api, ApiError, Query, credential, items
-from webhooks.event import Event, Kind, Testimony, derived_id
+from webhooks.asking import Api, ApiError, Query, by_halves, credential, items, needed
+from webhooks.event import (
+    Event,
+    Kind,
+    Testimony,
+    bounded_id,
+    derived_id,
+    is_plain_address,
+    same_mailbox,
+    unread,
+)
 from webhooks.forms import form_fields
 from webhooks.payload import at, id_at, load_object, short, split, text_at, unix_time
 from webhooks.provider import (
@@ -63,8 +70,9 @@ FACTS: Final = Facts(
     ),
     redelivers_for=timedelta(hours=1),
     look_up=(
-        "by recipient and day, then compared: POST /messages/search, at most 1,000 messages and no paging, so that the"
-        " time is halved where there are more; messages are kept 30 days, 20 searches a minute. No delay is documented:"
+        "by day, and by recipient where the address is plain, then compared: POST /messages/search, at most 1,000"
+        " messages and no paging, so that the time is halved where there are more. A message to the recipient without"
+        " metadata makes it unclear. Messages are kept 30 days, 20 searches a minute. No delay is documented:"
         " 15 minutes are assumed [mailchimp transactional.openapi.json 1.4, mandrill.zendesk.com 360039298733,"
         " rubydoc.info/gems/mandrill-api]"
     ),
@@ -88,17 +96,17 @@ FACTS: Final = Facts(
         "Set secrets here to the key that Mandrill shows beside the webhook (until then only its test is accepted).",
         "If the URL entered there differs from the above by a single character, set feeds.<name>.signed_url to it.",
         "Keep all metadata of a message below 200 bytes of JSON, or the key may be lost.",
+        "Confirm with the answer's _id where its status is sent, queued or scheduled.",
+        "Its status rejected or invalid, with HTTP 200 too, means that it is never sent: fail it, don't confirm.",
         "Optional: add send_key under Settings, Custom Metadata, to search the activity by u_send_key:KEY yourself.",
         "For look-ups set api_key to an API key that may call messages/search.",
     ),
-    key_is_echoed_in=(
-        "every event of a message; not in sync events and incoming mail, which tell of no send. An event without it is"
-        " stored and joined by message id where exactly one row has it; else it decides nothing"
-    ),
+    key_is_echoed_in=("every event of a message; not in sync events and incoming mail, which tell of no send"),
 )
 
 _ACCEPTED: Final = Testimony.ACCEPTED
-_REJECTED: Final = (Kind.REJECTED, Testimony.REJECTED)
+_REJECTED: Final = Testimony.REJECTED
+_NONE: Final = Testimony.NONE
 
 MEANINGS: Final = MappingProxyType(
     {
@@ -111,8 +119,8 @@ MEANINGS: Final = MappingProxyType(
         "click": (Kind.CLICKED, _ACCEPTED),
         "spam": (Kind.COMPLAINED, _ACCEPTED),
         "unsub": (Kind.UNSUBSCRIBED, _ACCEPTED),
-        "reject": _REJECTED,
-        "inbound": (Kind.INBOUND, Testimony.NONE),
+        "reject": (Kind.REJECTED, _REJECTED),
+        "inbound": (Kind.INBOUND, _NONE),
     }
 )
 """What each value of `event` means and proves [mailchimp.com/developer/transactional/docs/webhooks]."""
@@ -127,7 +135,7 @@ _STATES: Final = MappingProxyType(
         "soft-bounced": (Kind.BOUNCED, _ACCEPTED),
         "spam": (Kind.COMPLAINED, _ACCEPTED),
         "unsub": (Kind.UNSUBSCRIBED, _ACCEPTED),
-        "rejected": _REJECTED,
+        "rejected": (Kind.REJECTED, _REJECTED),
     }
 )
 """What each `state` that a search tells means and proves; `canceled` was stopped by somebody, which proves neither
@@ -142,8 +150,8 @@ _FORM: Final = "application/x-www-form-urlencoded"
 _LISTS: Final = frozenset({"blacklist", "whitelist", "denylist", "allowlist"})
 """Values of `type` of sync events; the documents have renamed the lists, samples still have the older names."""
 
-_BASE: Final = "https://mandrillapp.com/api/1.4"
-_LIMIT: Final = 1_000
+_API: Final = "https://mandrillapp.com/api/1.4"
+_MOST: Final = 1_000
 """Most messages of one search [mailchimp transactional.openapi.json 1.4]."""
 
 
@@ -178,8 +186,8 @@ class Mandrill:
 
         One that can't be read is kept as unknown and counted as `damaged`.
         """
-        elements = split(_listed(delivery))
-        anomalies: dict[str, int] = {}
+        elements = split(_told(delivery))
+        anomalies: Counter[str] = Counter()
         events = [event for raw in elements if (event := _event(raw, anomalies))]
         if events:
             return Parsed(events, anomalies=anomalies)
@@ -202,19 +210,21 @@ class Mandrill:
         return None
 
     async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
-        """Yield what became of each message to the query's recipient, or of all, on the days around the span."""
-        key, base = credential(feed.api_key, "api_key", feed), feed.api_url or _BASE
-        terms = f"full_email:{_phrase(query.recipient)}" if query.recipient else "*"
-        # Days, in a time zone that is not documented: one more on either side.
-        days = {"date_from": _day(query.since, -1), "date_to": _day(query.until, +1)}
+        """Yield what became of each message on the days around the span, of one recipient where that is sure.
 
-        async def ask(narrowed: str) -> list[Any]:
-            body = {"key": key, "query": terms + narrowed, **days, "limit": _LIMIT}
-            return items((await api.call("POST", f"{base}/messages/search", json=body)).value)
-
-        async for message in _messages(ask, math.floor(query.since.timestamp()), math.ceil(query.until.timestamp())):
-            if at(message, "channel") != "sms":
-                yield _found(message)
+        Raises ApiError where one of the recipient's shows no key: it may be the sought one.
+        """
+        found, unnamed = False, False
+        async for item in _listed(query, feed, api):
+            event = _found(item)
+            if _is_of_another_time(event, query):
+                continue
+            found, unnamed = found or event.send_key == query.wire_key, unnamed or _may_be_sought(event, query)
+            yield event
+        if query.wire_key and unnamed and not found:
+            raise ApiError(
+                "unnamed", "a message to this recipient shows no metadata send_key: it may be the sought one"
+            )
 
 
 # -- signature ---------------------------------------------------------------------------------------------------------
@@ -249,7 +259,7 @@ def _signature(key: str, url: str, fields: list[tuple[str, str]]) -> str:
 def _is_test(delivery: Delivery) -> bool:
     """Say whether a delivery holds an empty list: by what is parsed, so that nothing else passes for one."""
     try:
-        return _listed(delivery).strip() == b"[]"
+        return _told(delivery).strip() == b"[]"
     except BadPayload:
         return False
 
@@ -257,7 +267,7 @@ def _is_test(delivery: Delivery) -> bool:
 # -- events ------------------------------------------------------------------------------------------------------------
 
 
-def _listed(delivery: Delivery) -> bytes:
+def _told(delivery: Delivery) -> bytes:
     """Return the JSON of a delivery's form, or its body where that is JSON: an event's bytes as we keep them."""
     if delivery.body.lstrip()[:1] in (b"[", b"{"):
         return delivery.body
@@ -267,21 +277,16 @@ def _listed(delivery: Delivery) -> bytes:
     return octets(listed)
 
 
-def _event(raw: bytes, anomalies: dict[str, int]) -> Event | None:
+def _event(raw: bytes, anomalies: Counter[str]) -> Event | None:
     try:
         element = load_object(raw)
     except BadPayload:
-        _count(anomalies, "damaged")
-        unread = derived_id("mandrill", raw.decode("latin-1"))
-        return Event(kind=Kind.UNKNOWN, testimony=Testimony.NONE, message_id=None, event_id=unread, raw=raw)
+        anomalies["damaged"] += 1
+        return unread(raw, "mandrill")
     if "event" not in element and text_at(element, "type") in _LISTS:
-        _count(anomalies, "sync")
+        anomalies["sync"] += 1
         return None
     return _built(element, raw)
-
-
-def _count(anomalies: dict[str, int], word: str) -> None:
-    anomalies[word] = anomalies.get(word, 0) + 1
 
 
 def _built(element: dict[str, Any], raw: bytes) -> Event:
@@ -315,26 +320,31 @@ def _reason(message: Any) -> str | None:
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
-async def _messages(
-    ask: Callable[[str], Awaitable[list[Any]]], since: int, until: int, narrowed: str = ""
-) -> AsyncIterator[Any]:
-    """Yield all messages of an answer, by halves of the time where it is cut off. Raises ApiError where it still is."""
-    found = await ask(narrowed)
-    if len(found) < _LIMIT:
-        for message in found:
-            yield message
-        return
-    if since >= until:
-        raise ApiError("too_many", f"the API tells no more than {_LIMIT} messages of a second")
-    middle = (since + until) // 2
-    for start, end in ((since, middle), (middle + 1, until)):
-        async for message in _messages(ask, start, end, f" AND ts:[{start} TO {end}]"):
+async def _listed(query: Query, feed: Feed, api: Api) -> AsyncIterator[Any]:
+    """Yield the messages of the days around the span, or of itself where those are too many. Raises ApiError."""
+    key, (since, until) = credential(feed.api_key, "api_key", feed), query.seconds()
+    plain = query.recipient and is_plain_address(query.recipient)
+    terms = f'full_email:"{query.recipient}"' if plain else "*"
+    # Days, in a time zone that is not documented: one more on either side.
+    days = {"date_from": _day(query.since, -1), "date_to": _day(query.until, +1)}
+
+    async def ask(start: int, end: int) -> list[Any]:
+        narrowed = "" if (start, end) == (since, until + 1) else f" AND ts:[{start} TO {end - 1}]"
+        body = {"key": key, "query": terms + narrowed, **days, "limit": _MOST}
+        return items((await api.call("POST", f"{feed.api_url or _API}/messages/search", json=body)).value)
+
+    async for message in by_halves(ask, since, until + 1, _MOST):
+        if at(message, "channel") != "sms":
             yield message
 
 
-def _phrase(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+def _is_of_another_time(event: Event, query: Query) -> bool:
+    return event.occurred_at is not None and not query.since <= event.occurred_at <= query.until
+
+
+def _may_be_sought(event: Event, query: Query) -> bool:
+    to_them = event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
+    return to_them and event.send_key is None
 
 
 def _day(time: datetime, days: int) -> str:
@@ -342,9 +352,7 @@ def _day(time: datetime, days: int) -> str:
 
 
 def _found(message: Any) -> Event:
-    message_id, state = id_at(message, "_id"), text_at(message, "state")
-    if not message_id or not state:
-        raise ApiError("garbage", "the API listed something that is no message")
+    message_id, state = bounded_id(needed(message, "_id")), needed(message, "state")
     kind, testimony = _STATES.get(state, UNKNOWN)
     return Event(
         kind=kind,
@@ -355,7 +363,7 @@ def _found(message: Any) -> Event:
         recipient=text_at(message, "email"),
         occurred_at=unix_time(at(message, "ts")),
         reason=_reason(message),
-        raw=msgspec.json.encode(message),
+        raw=json.dumps(message).encode(),
     )
 
 

@@ -82,10 +82,8 @@ FACTS: Final = Facts(
         " [PO, postalserver/postal#3488]"
     ),
     key_is_echoed_in=(
-        "every event about an outgoing message, but a failure before the header X-Postal-Tag was read (domain gone). An"
-        " event that lost it is stored and joined by message id, the number in data.messages of the answer, where"
-        " exactly one row has it; else it decides nothing. Not in DomainDNSError, SendLimitApproaching and"
-        " SendLimitExceeded [PO outgoing_message_processor.rb]"
+        "every event about an outgoing message, but a failure before the header X-Postal-Tag was read (domain gone);"
+        " not in DomainDNSError, SendLimitApproaching and SendLimitExceeded [PO outgoing_message_processor.rb]"
     ),
     first_event_is_delivery=True,
     setup=(
@@ -95,6 +93,7 @@ FACTS: Final = Facts(
         "Set secrets to the installation's public key: the record that `postal default-dkim-record` prints, whole",
         "Nothing is to be switched on for the key: the tag comes back by itself",
         "Send to one recipient at a time: only a send's own message has the tag of its key",
+        "Confirm with the number at data.messages.RECIPIENT.id of the answer; status tells errors, which come with 200",
         "Events are lost after 36 minutes without an answer: run two receivers, or read webhook_requests afterwards",
     ),
 )

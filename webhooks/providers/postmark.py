@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import chain
 from types import MappingProxyType
-from typing import Any, Final
-from urllib.parse import urlencode
+from typing import Any, Final, Literal
+from urllib.parse import quote, urlencode
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from webhooks.asking import Api, ApiError, Change, Query, credential, items
+from webhooks.asking import Api, ApiError, Change, Query, by_halves, by_offset, credential, items, needed
 from webhooks.event import Event, Kind, Testimony, derived_id
 from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
 from webhooks.provider import (
@@ -32,7 +30,7 @@ from webhooks.provider import (
     Stamp,
     Verdict,
 )
-from webhooks.signature import credential_only, sample_delivery
+from webhooks.signature import credential_objection, credential_only, sample_delivery
 
 FACTS: Final = Facts(
     title="Postmark (Email API, webhooks)",
@@ -61,9 +59,10 @@ FACTS: Final = Facts(
     redelivers_for=timedelta(minutes=21),
     look_up=(
         "by our key: GET /messages/outbound?metadata_send_key=... with the server's API token (api_key) in one message"
-        " stream (api_scope; outbound if empty); it shows 45 days unless set otherwise, at most 10,000 messages a"
-        " question, and dates in US Eastern time [postmarkapp.com/developer/api/messages-api]. How soon it shows a send"
-        " is not documented: 15 min are allowed for"
+        " stream (api_scope; outbound if empty); at most 10,000 messages a question, dates in US Eastern time. It shows"
+        " 45 days by default, but 7 to 365 can be set, so that only the last 7 count"
+        " [postmarkapp.com/developer/api/messages-api]. How soon it shows a send is not documented: 15 min are allowed"
+        " for"
     ),
     registration=(
         "POST /webhooks with X-Postmark-Server-Token: Url, MessageStream, HttpAuth or HttpHeaders, Triggers; ten URLs a"
@@ -74,11 +73,13 @@ FACTS: Final = Facts(
         "postmark-skills (2026-02), github.com/api-evangelist/postmark (2026-08)"
     ),
     native_key=(
-        "none: a send that is repeated is a second send; message streams do not de-duplicate"
-        " [api-evangelist/postmark conventions, ActiveCampaign/postmark-skills]"
+        "none: a send that is repeated is a second send; message streams do not de-duplicate. A MessageID proves that"
+        " it was taken, with ErrorCode 0 or none; 422 with ErrorCode 406 that all its recipients are inactive and"
+        " nothing is sent [api-evangelist/postmark conventions, ActiveCampaign/postmark-skills,"
+        " ActiveCampaign/postmark.js#87]"
     ),
     finds_by="key",
-    kept_for=timedelta(days=45),
+    kept_for=timedelta(days=7),  # the shortest that can be set
     lists=True,
     setup=(
         "Servers > your server > your message stream > Webhooks > Add webhook: enter {url}",
@@ -90,8 +91,7 @@ FACTS: Final = Facts(
     ),
     key_is_echoed_in=(
         "every event of a message. Suppressions made or lifted by hand (SubscriptionChange without MessageID) belong to"
-        " no message: they are stored and decide nothing. An event that lost its metadata is stored and joined by"
-        " message id where exactly one row has it; else it decides nothing"
+        " no message: they are stored and decide nothing"
     ),
     first_event_is_delivery=True,
 )
@@ -154,6 +154,7 @@ _STATES: Final = MappingProxyType(
 )
 """What each `Status` of an outbound message means and proves [ActiveCampaign/postmark.js OutboundMessageStatus]."""
 
+_CREDENTIALS: Final = "basic:user:password, header:Name=value or query:name=value"
 _TRIGGERS: Final = ("Delivery", "Bounce", "SpamComplaint", "Open", "Click", "SubscriptionChange")
 _API: Final = "https://api.postmarkapp.com"
 _STREAM: Final = "outbound"
@@ -178,7 +179,7 @@ class Postmark:
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the credential that the request carries: Postmark signs nothing."""
-        return credential_only(delivery, feed.secrets, "basic:user:password, header:Name=value or query:name=value")
+        return credential_only(delivery, feed.secrets, _CREDENTIALS)
 
     def parse(self, delivery: Delivery) -> Parsed:
         """Return the one event of a webhook."""
@@ -202,28 +203,29 @@ class Postmark:
 
     def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
         """Return an example delivery, by Postmark's record and bounce types or by normalised kinds."""
-        if kind not in _SAMPLES:
-            raise NoSample(f"postmark has no sample {kind!r}; there are {', '.join(_SAMPLES)}")
-        body = msgspec.json.encode(_sample_record(kind, wire_key, now))
+        name = _SAMPLED.get(kind, kind)
+        if name not in _SAMPLES:
+            raise NoSample(f"postmark has no sample {kind!r}; there are {', '.join((*_SAMPLES, *_SAMPLED))}")
+        body = msgspec.json.encode(_sample_record(name, wire_key, now))
         needs = "the feed has no credential to carry: set feeds.<name>.secrets to basic:user:password"
         return sample_delivery(body, feed.secrets, None, needs)
 
+    def objection(self, setting: Literal["secrets", "topics"], value: str) -> str | None:
+        """Return what is wrong with a secret that no request can carry."""
+        return credential_objection("Postmark", _CREDENTIALS, value) if setting == "secrets" else None
+
     async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
-        """Yield the message that carries the key, or all of the span, as the Messages API lists them."""
-        spans = [query]
-        while spans:
-            span = spans.pop()
-            read, total = 0, 1
-            while read < total:
-                total, messages = await _page(span, feed, api, read)
-                if total > _MOST:
-                    spans += _halves(span)
-                    break
-                if read < total and not messages:
-                    raise ApiError("garbage", "the API listed fewer messages than it announced")
-                for event in chain.from_iterable(map(_listed, messages)):
-                    yield event
-                read += len(messages)
+        """Yield the message that carries the key, or all of the span, as the Messages API lists them.
+
+        Raises ApiError where what is listed for the key shows none.
+        """
+        found, unnamed = False, False
+        async for message in by_halves(partial(_listed, query.wire_key, feed, api), *query.seconds(), _MOST):
+            for event in _found(message):
+                found, unnamed = found or event.send_key == query.wire_key, unnamed or event.send_key is None
+                yield event
+        if query.wire_key and unnamed and not found:
+            raise ApiError("unnamed", "a message that is listed for the key does not show it, so it may be another's")
 
     async def changes(self, url: str, feed: Feed, api: Api) -> list[Change]:
         """Return what the webhook with our URL lacks in the feed's message stream, or its creation."""
@@ -301,50 +303,48 @@ async def _call(api: Api, feed: Feed, method: str, path: str, **sent: Any) -> An
     return (await api.call(method, (feed.api_url or _API) + path, headers=headers, **sent)).value
 
 
-async def _page(query: Query, feed: Feed, api: Api, offset: int) -> tuple[int, list[Any]]:
-    """Return how many messages there are, and those from the given one on. Raises ApiError."""
-    begin, end = _eastern(query.since, query.until)
+async def _listed(wire_key: str | None, feed: Feed, api: Api, since: int, until: int) -> list[Any]:
+    """Return the messages of a span in seconds since 1970: all, or as many as one question may list."""
+    begin, end = _eastern(since, until)
     params = {
-        "count": str(min(_PAGE, _MOST - offset)),
-        "offset": str(offset),
         "fromdate": begin,
         "todate": end,
         "messagestream": feed.api_scope or _STREAM,
-        **({"metadata_send_key": query.wire_key} if query.wire_key else {}),
+        **({"metadata_send_key": wire_key} if wire_key else {}),
     }
-    answer = await _call(api, feed, "GET", "/messages/outbound", params=params)
-    total = text_at(answer, "TotalCount") or ""  # a text in the vendor's own types
-    if not total.isdecimal():
-        raise ApiError("garbage", "no TotalCount in the API's answer")
-    return int(total), items(answer, "Messages")
+    return [message async for message in by_offset(partial(_page, params, feed, api))]
 
 
-def _eastern(since: datetime, until: datetime) -> tuple[str, str]:
-    """Return a span by New York's clocks, whole seconds outwards.
+async def _page(params: Mapping[str, str], feed: Feed, api: Api, offset: int) -> list[Any]:
+    count = min(_PAGE, _MOST - offset)
+    if not count:
+        return []
+    asked = {"count": str(count), "offset": str(offset), **params}
+    answer = await _call(api, feed, "GET", "/messages/outbound", params=asked)
+    found, total = items(answer, "Messages"), needed(answer, "TotalCount")  # a text in the vendor's own types
+    if not total.isdecimal() or (not found and offset < int(total)):
+        raise ApiError("garbage", "the API listed fewer messages than it announced, or announced no number")
+    return found
+
+
+def _eastern(since: int, until: int) -> tuple[str, str]:
+    """Return a span by New York's clocks, with the whole of its last second.
 
     Across a change of the clocks, and where this host does not know it, both offsets count: nothing is left out.
     """
+    times = [datetime.fromtimestamp(seconds, UTC) for seconds in (since, until + 1)]
     try:
         zone = ZoneInfo("America/New_York")
-        offsets = [time.astimezone(zone).utcoffset() or timedelta() for time in (since, until)]
+        offsets = [time.astimezone(zone).utcoffset() or timedelta() for time in times]
     except ZoneInfoNotFoundError:
         offsets = [timedelta(hours=-5), timedelta(hours=-4)]
-    begin, end = since.astimezone(UTC) + min(offsets), until.astimezone(UTC) + max(offsets) + timedelta(seconds=1)
+    begin, end = times[0] + min(offsets), times[1] + max(offsets)
     return begin.strftime("%Y-%m-%dT%H:%M:%S"), end.strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def _halves(query: Query) -> list[Query]:
-    if query.until - query.since <= timedelta(seconds=1):
-        raise ApiError("too_many", f"more than {_MOST} messages within a second, which the API can't list")
-    middle = query.since + (query.until - query.since) / 2
-    return [replace(query, since=middle), replace(query, until=middle)]
-
-
-def _listed(message: object) -> Iterator[Event]:
+def _found(message: object) -> Iterator[Event]:
     """Yield what a listed message says of each of its recipients. Raises ApiError."""
-    message_id, recipients = id_at(message, "MessageID"), at(message, "Recipients")
-    if message_id is None or not isinstance(recipients, list):
-        raise ApiError("garbage", "a message of the API's answer has no MessageID or no Recipients")
+    message_id, recipients = needed(message, "MessageID"), items(message, "Recipients")
     status = (text_at(message, "Status") or "").lower()
     kind, testimony = _STATES.get(status, UNKNOWN)
     for recipient in map(text_at, recipients or [None]):
@@ -390,9 +390,9 @@ def _corrections(webhook: dict[str, Any], carried: list[dict[str, Any]], feed: F
     needs = [f"switch on {', '.join(off)}"] if off else []
     needs += [] if fits else ["carry the feed's credential"]
     body = {**({} if fits else carried[0]), "Triggers": _switched_on(webhook.get("Triggers"))}
-    path = f"/webhooks/{text_at(webhook, 'ID')}"
-    text = f"webhook {text_at(webhook, 'ID')}: {' and '.join(needs)}"
-    return [Change(text, partial(_write, api, feed, "PUT", path, body))] if needs else []
+    identity = needed(webhook, "ID")
+    change = partial(_write, api, feed, "PUT", f"/webhooks/{quote(identity, safe='')}", body)
+    return [Change(f"webhook {identity}: {' and '.join(needs)}", change)] if needs else []
 
 
 def _switched_on(triggers: object) -> dict[str, object]:
@@ -406,43 +406,44 @@ async def _write(api: Api, feed: Feed, method: str, path: str, body: dict[str, A
     await _call(api, feed, method, path, json=body)
 
 
-_BOUNCED: Final = {"RecordType": "Bounce", "Type": "HardBounce", "TypeCode": 1, "Details": "smtp;550 no such user"}
-_DEFERRED: Final = {"RecordType": "Bounce", "Type": "Transient", "TypeCode": 2, "Details": "smtp;451 try later"}
-_REFUSED: Final = {"RecordType": "Bounce", "Type": "ManuallyDeactivated", "TypeCode": 100002}
-_FAILED: Final = {"RecordType": "Bounce", "Type": "SMTPApiError", "TypeCode": 100007}
-_UNSUBSCRIBED: Final = {
-    "RecordType": "SubscriptionChange",
-    "SuppressSending": True,
-    "SuppressionReason": "ManualSuppression",
-}
-
-_SAMPLES: Final[dict[str, dict[str, object]]] = {
-    "Delivery": {"RecordType": "Delivery"},
-    "delivered": {"RecordType": "Delivery"},
-    "Bounce": _BOUNCED,
-    "bounced": _BOUNCED,
-    "Transient": _DEFERRED,
-    "deferred": _DEFERRED,
-    "ManuallyDeactivated": _REFUSED,
-    "rejected": _REFUSED,
-    "SMTPApiError": _FAILED,
-    "failed": _FAILED,
-    "Open": {"RecordType": "Open"},
-    "opened": {"RecordType": "Open"},
-    "Click": {"RecordType": "Click", "OriginalLink": "https://example.com/"},
-    "clicked": {"RecordType": "Click", "OriginalLink": "https://example.com/"},
-    "SpamComplaint": {"RecordType": "SpamComplaint", "Type": "SpamComplaint", "TypeCode": 100001},
-    "complained": {"RecordType": "SpamComplaint", "Type": "SpamComplaint", "TypeCode": 100001},
-    "SubscriptionChange": _UNSUBSCRIBED,
-    "unsubscribed": _UNSUBSCRIBED,
-}
+_SAMPLES: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(
+    {
+        "Delivery": {"RecordType": "Delivery"},
+        "Bounce": {"RecordType": "Bounce", "Type": "HardBounce", "TypeCode": 1, "Details": "smtp;550 no such user"},
+        "Transient": {"RecordType": "Bounce", "Type": "Transient", "TypeCode": 2, "Details": "smtp;451 try later"},
+        "ManuallyDeactivated": {"RecordType": "Bounce", "Type": "ManuallyDeactivated", "TypeCode": 100002},
+        "SMTPApiError": {"RecordType": "Bounce", "Type": "SMTPApiError", "TypeCode": 100007},
+        "Open": {"RecordType": "Open"},
+        "Click": {"RecordType": "Click", "OriginalLink": "https://example.com/"},
+        "SpamComplaint": {"RecordType": "SpamComplaint", "Type": "SpamComplaint", "TypeCode": 100001},
+        "SubscriptionChange": {
+            "RecordType": "SubscriptionChange",
+            "SuppressSending": True,
+            "SuppressionReason": "ManualSuppression",
+        },
+    }
+)
+_SAMPLED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "delivered": "Delivery",
+        "bounced": "Bounce",
+        "deferred": "Transient",
+        "rejected": "ManuallyDeactivated",
+        "failed": "SMTPApiError",
+        "opened": "Open",
+        "clicked": "Click",
+        "complained": "SpamComplaint",
+        "unsubscribed": "SubscriptionChange",
+    }
+)
+"""The sample of each normalised kind."""
 _SAMPLE_TIMES: Final = MappingProxyType(
     {"Delivery": "DeliveredAt", "Open": "ReceivedAt", "Click": "ReceivedAt", "SubscriptionChange": "ChangedAt"}
 )
 
 
-def _sample_record(kind: str, wire_key: str, now: datetime) -> dict[str, object]:
-    record = _SAMPLES[kind]
+def _sample_record(name: str, wire_key: str, now: datetime) -> dict[str, object]:
+    record = _SAMPLES[name]
     time = _SAMPLE_TIMES.get(str(record["RecordType"]), "BouncedAt")
     bounce = {"ID": int(now.timestamp() * 1_000_000)} if time == "BouncedAt" else {}
     return {

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from webhooks.asking import Api, ApiError, Change, Pages, Query, credential, items
-from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, normal_recipient
+from webhooks.asking import Api, ApiError, Change, Pages, Query, bearer, credential, items, needed
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, same_mailbox
 from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
 from webhooks.provider import (
     UNKNOWN,
@@ -72,8 +72,8 @@ FACTS: Final = Facts(
     native_key=(
         "header Idempotency-Key (by SMTP Resend-Idempotency-Key), kept 24 hours: the same request is answered with the"
         " first id and nothing is sent; 409 invalid_idempotent_request proves that an earlier request with the key was"
-        " taken, 409 concurrent_idempotent_requests only that one is running"
-        " [resend.com/docs/dashboard/emails/idempotency-keys]"
+        " taken, but not its id; 409 concurrent_idempotent_requests only that one is running; 400"
+        " invalid_idempotency_key that nothing was taken [resend.com/docs/dashboard/emails/idempotency-keys]"
     ),
     finds_by="recipient",
     kept_for=timedelta(days=30),
@@ -89,24 +89,27 @@ FACTS: Final = Facts(
         "After about 5 days of failure Resend disables the webhook: switch it on again here, and replay there",
     ),
     key_is_echoed_in=(
-        "every email.* event of an outbound message; contact.*, domain.* and suppression.* are about no send. An event"
-        " that lost it is stored and joined by message id where exactly one row has it; else it decides nothing"
+        "every email.* event of an outbound message; contact.*, domain.* and suppression.* are about no send"
     ),
 )
 
+_ACCEPTED: Final = Testimony.ACCEPTED
+_REJECTED: Final = Testimony.REJECTED
+_NONE: Final = Testimony.NONE
+
 MEANINGS: Final = MappingProxyType(
     {
-        "email.sent": (Kind.SENT, Testimony.ACCEPTED),
-        "email.scheduled": (Kind.QUEUED, Testimony.ACCEPTED),
-        "email.delivered": (Kind.DELIVERED, Testimony.ACCEPTED),
-        "email.delivery_delayed": (Kind.DEFERRED, Testimony.ACCEPTED),
-        "email.bounced": (Kind.BOUNCED, Testimony.ACCEPTED),
-        "email.complained": (Kind.COMPLAINED, Testimony.ACCEPTED),
-        "email.opened": (Kind.OPENED, Testimony.ACCEPTED),
-        "email.clicked": (Kind.CLICKED, Testimony.ACCEPTED),
-        "email.failed": (Kind.FAILED, Testimony.REJECTED),
-        "email.suppressed": (Kind.REJECTED, Testimony.REJECTED),
-        "email.received": (Kind.INBOUND, Testimony.NONE),
+        "email.sent": (Kind.SENT, _ACCEPTED),
+        "email.scheduled": (Kind.QUEUED, _ACCEPTED),
+        "email.delivered": (Kind.DELIVERED, _ACCEPTED),
+        "email.delivery_delayed": (Kind.DEFERRED, _ACCEPTED),
+        "email.bounced": (Kind.BOUNCED, _ACCEPTED),
+        "email.complained": (Kind.COMPLAINED, _ACCEPTED),
+        "email.opened": (Kind.OPENED, _ACCEPTED),
+        "email.clicked": (Kind.CLICKED, _ACCEPTED),
+        "email.failed": (Kind.FAILED, _REJECTED),
+        "email.suppressed": (Kind.REJECTED, _REJECTED),
+        "email.received": (Kind.INBOUND, _NONE),
     }
 )
 """What each value of `type` means and proves; others (contact.*, domain.*, suppression.*) speak of no send
@@ -115,8 +118,8 @@ MEANINGS: Final = MappingProxyType(
 _STATES: Final = MappingProxyType(
     {
         **{name.removeprefix("email."): meaning for name, meaning in MEANINGS.items()},
-        "queued": (Kind.QUEUED, Testimony.ACCEPTED),
-        "canceled": (Kind.FAILED, Testimony.REJECTED),  # it was scheduled, and somebody took it back
+        "queued": (Kind.QUEUED, _ACCEPTED),
+        "canceled": (Kind.FAILED, _REJECTED),  # it was scheduled, and somebody took it back
     }
 )
 """What each `last_event` of an e-mail means and proves [resend/resend-openapi Email]."""
@@ -124,9 +127,9 @@ _STATES: Final = MappingProxyType(
 _API: Final = "https://api.resend.com"
 _PAGE: Final = 100
 """Items on a page, at most [resend/resend-openapi PaginationLimit]."""
-_EVENTS: Final = tuple(name for name, (_, testimony) in MEANINGS.items() if testimony is not Testimony.NONE)
+_EVENTS: Final = tuple(name for name, (_, testimony) in MEANINGS.items() if testimony is not _NONE)
 
-_SUPPRESSED: Final = (Kind.REJECTED, Testimony.REJECTED)
+_SUPPRESSED: Final = (Kind.REJECTED, _REJECTED)
 _REASONS: Final = (("bounce", "message"), ("failed", "reason"), ("suppressed", "message"))
 _TELLS_APART: Final = (("click", "link"), ("click", "timestamp"), ("id",))
 
@@ -188,9 +191,9 @@ class Resend:
         """
         found, unnamed = False, False
         async for listed in _emails(query.since, feed, api):
-            if _time(listed) > query.until or not _is_to(listed, query.recipient):
+            if _time(listed) > query.until or not _may_be_to(listed, query.recipient):
                 continue
-            event = _state(await _call(api, feed, "GET", f"/emails/{quote(_id(listed), safe='')}"))
+            event = _found(await _call(api, feed, "GET", f"/emails/{quote(needed(listed, 'id'), safe='')}"))
             found, unnamed = found or event.send_key == query.wire_key, unnamed or event.send_key is None
             yield event
         if query.recipient and unnamed and not found:
@@ -198,7 +201,7 @@ class Resend:
 
     async def changes(self, url: str, feed: Feed, api: Api) -> list[Change]:
         """Return what the webhook with our URL lacks, or its creation, which answers its signing secret."""
-        async for webhook in _pages("/webhooks", feed, api):
+        async for webhook in _listed("/webhooks", feed, api):
             if (text_at(webhook, "endpoint") or "").partition("?")[0] == url:
                 return _corrections(webhook, feed, api)
         text = f"create the webhook with {', '.join(_EVENTS)}"
@@ -255,11 +258,11 @@ def _event_id(name: str, body: dict[str, Any]) -> str:
 
 
 async def _call(api: Api, feed: Feed, method: str, path: str, **sent: Any) -> Any:
-    headers = {"Authorization": f"Bearer {credential(feed.api_key, 'api_key', feed)}"}
-    return (await api.call(method, (feed.api_url or _API) + path, headers=headers, **sent)).value
+    login = bearer(credential(feed.api_key, "api_key", feed))
+    return (await api.call(method, (feed.api_url or _API) + path, headers=login, **sent)).value
 
 
-async def _pages(path: str, feed: Feed, api: Api) -> AsyncIterator[Any]:
+async def _listed(path: str, feed: Feed, api: Api) -> AsyncIterator[Any]:
     """Yield what a list holds, page by page. Raises ApiError."""
     pages, params, more = Pages(), {"limit": str(_PAGE)}, True
     while more:
@@ -270,22 +273,16 @@ async def _pages(path: str, feed: Feed, api: Api) -> AsyncIterator[Any]:
         if not isinstance(more, bool) or (more and not page):
             raise ApiError("garbage", "the API does not say where its list ends")
         if more:
-            params["after"] = _id(page[-1])
+            params["after"] = needed(page[-1], "id")
             pages.turn(params["after"])
 
 
 async def _emails(since: datetime, feed: Feed, api: Api) -> AsyncIterator[Any]:
     """Yield listed e-mails, newest first, until one is older. Raises ApiError."""
-    async for listed in _pages("/emails", feed, api):
+    async for listed in _listed("/emails", feed, api):
         if _time(listed) < since:
             return
         yield listed
-
-
-def _id(item: object) -> str:
-    if identity := text_at(item, "id"):
-        return identity
-    raise ApiError("garbage", "an item of the API's answer has no id")
 
 
 def _time(email: object) -> datetime:
@@ -294,19 +291,19 @@ def _time(email: object) -> datetime:
     raise ApiError("garbage", "an e-mail of the API's answer has no created_at")
 
 
-def _is_to(email: object, recipient: str | None) -> bool:
-    wanted = normal_recipient(recipient)
-    return wanted is None or any(normal_recipient(text_at(address)) == wanted for address in _everybody(email))
+def _may_be_to(email: object, recipient: str | None) -> bool:
+    everybody = [text_at(address) for address in _everybody(email)] or [None]
+    return recipient is None or any(address is None or same_mailbox(address, recipient) for address in everybody)
 
 
-def _state(email: object) -> Event:
+def _found(email: object) -> Event:
     state = text_at(email, "last_event")
     kind, testimony = _STATES.get(state or "", UNKNOWN)
     return Event(
         kind=kind,
         testimony=testimony,
-        message_id=bounded_id(_id(email)),
-        event_id=derived_id("resend", "look-up", _id(email), state),
+        message_id=needed(email, "id"),
+        event_id=derived_id("resend", "look-up", needed(email, "id"), state),
         send_key=_send_key(email),
         recipient=_recipient(email),
         occurred_at=_time(email),
@@ -324,7 +321,8 @@ def _corrections(webhook: dict[str, Any], feed: Feed, api: Api) -> list[Change]:
     needs = [f"add {', '.join(missing)}"] if missing else []
     needs += ["enable it"] if disabled else []
     body = {"events": [*ticked, *missing], "status": "enabled"}
-    change = Change(f"webhook {_id(webhook)}: {' and '.join(needs)}", partial(_update, _id(webhook), body, feed, api))
+    identity = needed(webhook, "id")
+    change = Change(f"webhook {identity}: {' and '.join(needs)}", partial(_update, identity, body, feed, api))
     return [change] if needs else []
 
 

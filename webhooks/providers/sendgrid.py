@@ -8,20 +8,20 @@ among the provider's own fields.
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
-from webhooks.asking import Api, ApiError, Change, Query, Reply, credential, items
-from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, normal_recipient
+from webhooks.asking import Api, ApiError, Change, Query, Reply, bearer, by_halves, credential, items, needed, utc
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address, same_mailbox, unread
 from webhooks.payload import at, has_doubled_names, load_object, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
@@ -105,30 +105,34 @@ FACTS: Final = Facts(
         "Enable Signed Event Webhook (it can't be while the webhook is made) and set secrets to the Verification Key",
         "Never switch signing off and on: that makes a new key, and deliveries under it are refused until it is set",
         "Send custom_args.send_key with each message, by SMTP in X-SMTPAPI unique_args; in a batch, one a recipient",
+        "Confirm with the header X-Message-Id of the answer: its body is empty",
         "For look-ups, set api_key and, for EU subusers, api_url to https://api.eu.sendgrid.com",
     ),
     key_is_echoed_in=(
-        "every event but asynchronous bounces, which have neither id nor arguments (sendgrid/docs#5177), and some"
-        " unsubscribe events (sendgrid/docs#2862): those are stored and joined by message id where there is one and"
-        " exactly one row has it; else they decide nothing"
+        "every event but asynchronous bounces, which have no message id either (sendgrid/docs#5177), and some"
+        " unsubscribe events (sendgrid/docs#2862)"
     ),
 )
 
+_ACCEPTED: Final = Testimony.ACCEPTED
+_REJECTED: Final = Testimony.REJECTED
+_NONE: Final = Testimony.NONE
+
 MEANINGS: Final = MappingProxyType(
     {
-        "processed": (Kind.QUEUED, Testimony.ACCEPTED),
-        "dropped": (Kind.REJECTED, Testimony.REJECTED),
-        "delivered": (Kind.DELIVERED, Testimony.ACCEPTED),
-        "deferred": (Kind.DEFERRED, Testimony.ACCEPTED),
-        "bounce": (Kind.BOUNCED, Testimony.ACCEPTED),  # also what is shown as "blocked"
-        "open": (Kind.OPENED, Testimony.ACCEPTED),
-        "click": (Kind.CLICKED, Testimony.ACCEPTED),
-        "spamreport": (Kind.COMPLAINED, Testimony.ACCEPTED),
-        "unsubscribe": (Kind.UNSUBSCRIBED, Testimony.ACCEPTED),
-        "group_unsubscribe": (Kind.UNSUBSCRIBED, Testimony.ACCEPTED),
-        "group_resubscribe": (Kind.SUBSCRIBED, Testimony.ACCEPTED),
-        "account_status_change": (Kind.UNKNOWN, Testimony.NONE),
-        "cancel_drop": (Kind.REJECTED, Testimony.REJECTED),  # a cancelled scheduled send; seen in Email Logs
+        "processed": (Kind.QUEUED, _ACCEPTED),
+        "dropped": (Kind.REJECTED, _REJECTED),
+        "delivered": (Kind.DELIVERED, _ACCEPTED),
+        "deferred": (Kind.DEFERRED, _ACCEPTED),
+        "bounce": (Kind.BOUNCED, _ACCEPTED),  # also what is shown as "blocked"
+        "open": (Kind.OPENED, _ACCEPTED),
+        "click": (Kind.CLICKED, _ACCEPTED),
+        "spamreport": (Kind.COMPLAINED, _ACCEPTED),
+        "unsubscribe": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "group_unsubscribe": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "group_resubscribe": (Kind.SUBSCRIBED, _ACCEPTED),
+        "account_status_change": (Kind.UNKNOWN, _NONE),
+        "cancel_drop": (Kind.REJECTED, _REJECTED),  # a cancelled scheduled send; seen in Email Logs
     }
 )
 """What each value of `event` means and proves [twilio.com/docs/sendgrid/for-developers/tracking-events/event,
@@ -144,12 +148,9 @@ _ALL_ON: Final = MappingProxyType(
 """The settings of a webhook that make it post all events [twilio/sendgrid-oai tsg_webhooks_v3]."""
 
 _API: Final = "https://api.sendgrid.com"
-_LIMIT: Final = 1_000
+_SETTINGS: Final = "/v3/user/webhooks/event/settings"
+_MOST: Final = 1_000
 """The most messages that one search answers; there is no second page [twilio/sendgrid-oai tsg_logs_v3]."""
-
-_PLAIN_ADDRESS: Final = re.compile(r"(?!.*xn--)[a-z0-9._@+-]+")
-"""Addresses that can be asked for, as they are written in one way only: queries are case-sensitive, what quotes do in
-them is not documented [twilio.com/docs/sendgrid/api-reference/email-logs]. Others are compared here."""
 
 _OF_STATUS: Final = MappingProxyType({"bounced": "bounce", "blocked": "bounce"})
 """The statuses of Email Logs that are not named as their event is."""
@@ -200,31 +201,35 @@ class SendGrid:
         if not timestamp or not encoded:
             return Refused("missing", "not signed: switch on Signed Event Webhook in SendGrid's settings")
         signature, message = decode_base64(encoded.strip()), octets(timestamp) + delivery.body
-        if not signature or not any(ecdsa_sha256_matches(key, signature, message) for key in keys):
+        if not signature or not any([ecdsa_sha256_matches(key, signature, message) for key in keys]):
             return Refused("signature", "no public key of the feed fits; switching signing off and on makes a new key")
         return judge_age(timestamp, now, feed.tolerance)
 
     def parse(self, delivery: Delivery) -> Parsed:
         """Return one event for each element; one that can't be read is kept as unknown and counted as `damaged`."""
-        anomalies: dict[str, int] = {}
+        anomalies: Counter[str] = Counter()
         events = [_event(raw, anomalies) for raw in split(delivery.body)]
         return Parsed(events, anomalies=anomalies)
 
     async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
-        """Yield the events of each message of a span of time, to one recipient where the query names it."""
-        url, login = f"{_base(feed)}/v3/logs", _login(feed)
-        span = (math.floor(query.since.timestamp()), math.floor(query.until.timestamp()) + 1)
-        async for message in _listed(url, login, api, query.recipient, span):
-            message_id, recipient = _text(message, "sg_message_id"), text_at(message, "to_email")
-            if query.recipient and recipient and _folded(recipient) != _folded(query.recipient):
-                continue  # somebody else's: its arguments need not be read
-            reply = await api.call("GET", f"{url}/{quote(message_id, safe='')}", headers=login)
-            for event in _logged(reply.value):
+        """Yield the events of each message of a span of time, to one recipient where the query names it.
+
+        Raises ApiError where one of a recipient's shows no key: it may be the sought one.
+        """
+        found, unnamed = False, False
+        async for message in by_halves(partial(_listed, query.recipient, feed, api), *query.seconds(), _MOST):
+            if not _may_be_to(message, query.recipient):
+                continue  # its arguments need not be read
+            place = f"/v3/logs/{quote(needed(message, 'sg_message_id'), safe='')}"
+            for event in _found((await _call(feed, api, "GET", place)).value):
+                found, unnamed = found or event.send_key == query.wire_key, unnamed or event.send_key is None
                 yield event
+        if query.recipient and unnamed and not found:
+            raise ApiError("unnamed", "a message to this recipient shows no custom argument send_key")
 
     async def changes(self, url: str, feed: Feed, api: Api) -> list[Change]:
         """Return what makes the webhook of this URL post all events, signed; other webhooks stay as they are."""
-        reply = await _settings(feed, api, "GET", "/all")
+        reply = await _call(feed, api, "GET", f"{_SETTINGS}/all")
         hook = next((hook for hook in items(reply.value, "webhooks") if at(hook, "url") == url), None)
         if hook is None:
             return [Change("create the webhook, for all events and signed", partial(_create, url, feed, api))]
@@ -242,20 +247,19 @@ class SendGrid:
         return sample_delivery(body, feed.secrets, None, needs)
 
 
-def _event(raw: bytes, anomalies: dict[str, int]) -> Event:
+def _event(raw: bytes, anomalies: Counter[str]) -> Event:
     try:
         return _built(_fields(raw, anomalies), raw)
     except BadPayload:
-        _count(anomalies, "damaged")
-        event_id = derived_id("sendgrid", raw.decode("latin-1"))
-        return Event(kind=Kind.UNKNOWN, testimony=Testimony.NONE, message_id=None, event_id=event_id, raw=raw)
+        anomalies["damaged"] += 1
+        return unread(raw, "sendgrid")
 
 
-def _fields(raw: bytes, anomalies: dict[str, int]) -> _Fields:
+def _fields(raw: bytes, anomalies: Counter[str]) -> _Fields:
     # Listing names is much cheaper than a parser that notices doubled ones; a false alarm only costs time.
     names = _NAMES.findall(raw)
     if len(set(names)) < len(names) and (first := has_doubled_names(raw)):
-        _count(anomalies, "duplicate_keys")
+        anomalies["duplicate_keys"] += 1
         return _picked(first)
     try:
         return _FIELDS.decode(raw)
@@ -267,10 +271,6 @@ def _picked(value: dict[str, object]) -> _Fields:
     fields = _Fields(**{name: text_at(value, name) for name in _Fields.__struct_fields__})
     fields.timestamp = at(value, "timestamp")
     return fields
-
-
-def _count(anomalies: dict[str, int], word: str) -> None:
-    anomalies[word] = anomalies.get(word, 0) + 1
 
 
 def _built(fields: _Fields, raw: bytes) -> Event:
@@ -301,66 +301,47 @@ def _time(value: object) -> datetime | None:
     return unix_time(value)
 
 
-def _base(feed: Feed) -> str:
-    return feed.api_url or _API
+async def _call(
+    feed: Feed, api: Api, method: str, path: str, value: object = None, expect: tuple[int, ...] = ()
+) -> Reply:
+    login = bearer(credential(feed.api_key, "api_key", feed))
+    return await api.call(method, (feed.api_url or _API) + path, headers=login, json=value, expect=expect)
 
 
-def _login(feed: Feed) -> dict[str, str]:
-    return {"Authorization": f"Bearer {credential(feed.api_key, 'api_key', feed)}"}
+async def _listed(recipient: str | None, feed: Feed, api: Api, since: int, until: int) -> list[Any]:
+    """Return the messages of a span in seconds since 1970: all, or as many as one answer holds."""
+    asked = {"query": _asked(recipient, since, until), "limit": _MOST}
+    return items((await _call(feed, api, "POST", "/v3/logs", asked)).value, "messages")
 
 
-async def _listed(
-    url: str, login: Mapping[str, str], api: Api, recipient: str | None, span: tuple[int, int]
-) -> AsyncIterator[object]:
-    """Yield the messages of a span in seconds since 1970, which is halved until an answer is not full."""
-    since, until = span
-    reply = await api.call("POST", url, headers=login, json={"query": _asked(recipient, span), "limit": _LIMIT})
-    found = items(reply.value, "messages")
-    if len(found) < _LIMIT:
-        for message in found:
-            yield message
-        return
-    if until - since <= 1:
-        raise ApiError("too_many", f"{_LIMIT} messages in one second are as many as the API lists")
-    middle = (since + until) // 2
-    for half in ((since, middle), (middle, until)):
-        async for message in _listed(url, login, api, recipient, half):
-            yield message
+def _asked(recipient: str | None, since: int, until: int) -> str:
+    begin, end = (f'TIMESTAMP "{utc(seconds)}"' for seconds in (since, until))
+    query = f"sg_message_id_created_at >= {begin} AND sg_message_id_created_at < {end}"
+    # Queries are case-sensitive, and what quotes do in them is not documented: other addresses are compared here.
+    return f"{query} AND to_email = '{recipient}'" if recipient and is_plain_address(recipient) else query
 
 
-def _folded(address: str) -> str:
-    return (normal_recipient(address) or "").lower()
+def _may_be_to(message: object, recipient: str | None) -> bool:
+    listed = text_at(message, "to_email")
+    return recipient is None or listed is None or same_mailbox(listed, recipient)
 
 
-def _asked(recipient: str | None, span: tuple[int, int]) -> str:
-    since, until = (f'TIMESTAMP "{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"' for seconds in span)
-    query = f"sg_message_id_created_at >= {since} AND sg_message_id_created_at < {until}"
-    return f"{query} AND to_email = '{recipient}'" if recipient and _PLAIN_ADDRESS.fullmatch(recipient) else query
-
-
-def _logged(message: object) -> Iterator[Event]:
+def _found(message: object) -> Iterator[Event]:
     """Yield the events of a message in Email Logs, each put as its webhook would; the arguments lie apart here."""
-    own = {"email": text_at(message, "to_email"), "sg_message_id": _text(message, "sg_message_id")}
+    own = {"email": text_at(message, "to_email"), "sg_message_id": needed(message, "sg_message_id")}
     status, arguments = text_at(message, "status"), at(message, "custom_args")
     if not isinstance(arguments, dict | None):
         raise ApiError("garbage", "the API's answer holds custom arguments of another form than documented")
     listed = [event for event in items(message, "events") if at(event, "event") != "received"]  # of the whole request
     for event in listed or [{"event": _OF_STATUS.get(status or "", status)}]:
-        _text(event, "event")
+        needed(event, "event")
         raw = json.dumps({**own, **event, "send_key": text_at(arguments, "send_key")}).encode()
-        yield _built(_fields(raw, {}), raw)
-
-
-async def _settings(
-    feed: Feed, api: Api, method: str, place: str, value: object = None, expect: tuple[int, ...] = ()
-) -> Reply:
-    url = f"{_base(feed)}/v3/user/webhooks/event/settings{place}"
-    return await api.call(method, url, headers=_login(feed), json=value, expect=expect)
+        yield _built(_fields(raw, Counter()), raw)
 
 
 async def _create(url: str, feed: Feed, api: Api) -> str:
     value = {"url": url, "friendly_name": "esp-reconciler", **_ALL_ON}
-    reply = await _settings(feed, api, "POST", "", value, expect=(HTTPStatus.BAD_REQUEST,))
+    reply = await _call(feed, api, "POST", _SETTINGS, value, expect=(HTTPStatus.BAD_REQUEST,))
     if reply.status != HTTPStatus.BAD_REQUEST:
         return await _sign(reply.value, feed, api)
     for error in items(reply.value, "errors"):
@@ -370,23 +351,16 @@ async def _create(url: str, feed: Feed, api: Api) -> str:
 
 
 async def _switch_on(hook: object, feed: Feed, api: Api) -> None:
-    await _settings(feed, api, "PATCH", f"/{_id(hook)}", {"url": at(hook, "url"), **_ALL_ON})
+    await _call(feed, api, "PATCH", f"{_SETTINGS}/{_id(hook)}", {"url": at(hook, "url"), **_ALL_ON})
 
 
 async def _sign(hook: object, feed: Feed, api: Api) -> str:
-    reply = await _settings(feed, api, "PATCH", f"/signed/{_id(hook)}", {"enabled": True})
-    return f"set feeds.{feed.name}.secrets to {_text(reply.value, 'public_key')}"
+    reply = await _call(feed, api, "PATCH", f"{_SETTINGS}/signed/{_id(hook)}", {"enabled": True})
+    return f"set feeds.{feed.name}.secrets to {needed(reply.value, 'public_key')}"
 
 
 def _id(hook: object) -> str:
-    return quote(_text(hook, "id"), safe="")
-
-
-def _text(value: object, name: str) -> str:
-    found = text_at(value, name)
-    if found is None:
-        raise ApiError("garbage", f"the API's answer holds no {name}")
-    return found
+    return quote(needed(hook, "id"), safe="")
 
 
 def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:

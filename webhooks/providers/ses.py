@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from webhooks import sns
 from webhooks.asking import Api, Change, credential
-from webhooks.aws import aws_failure, open_client, region_of
+from webhooks.aws import open_client, region_of
+from webhooks.aws_policy import grant, grants, with_grant
 from webhooks.event import Event, Kind, Testimony, derived_id
 from webhooks.payload import SHORT, at, first, id_at, iso_time, load, short, text_at
 from webhooks.provider import BadPayload, Delivery, Facts, Feed, Fetch, NoSample, Parsed, Provider, Stamp, Verdict
@@ -69,8 +70,7 @@ FACTS: Final = Facts(
     ),
     key_is_echoed_in=(
         "every event of a configuration set; identity notifications only with original headers included, and no"
-        " headers over 10 KB. An event without it is stored and joined by message id where exactly one row has it; else"
-        " it decides nothing"
+        " headers over 10 KB"
     ),
 )
 
@@ -84,22 +84,25 @@ class _Type(NamedTuple):
     """Where the event names its recipients; empty where it doesn't."""
 
 
+_ACCEPTED: Final = Testimony.ACCEPTED
+_REJECTED: Final = Testimony.REJECTED
+_NONE: Final = Testimony.NONE
 _DESTINATION: Final = ("mail", "destination")
 MEANINGS: Final = {
-    "Send": _Type(Kind.SENT, Testimony.ACCEPTED, "send", _DESTINATION),
-    "Delivery": _Type(Kind.DELIVERED, Testimony.ACCEPTED, "delivery", ("delivery", "recipients")),
-    "Bounce": _Type(Kind.BOUNCED, Testimony.ACCEPTED, "bounce", ("bounce", "bouncedRecipients")),
-    "Complaint": _Type(Kind.COMPLAINED, Testimony.ACCEPTED, "complaint", ("complaint", "complainedRecipients")),
-    "Reject": _Type(Kind.REJECTED, Testimony.REJECTED, "reject", _DESTINATION),
-    "Rendering Failure": _Type(Kind.FAILED, Testimony.REJECTED, "failure", _DESTINATION),
-    "DeliveryDelay": _Type(Kind.DEFERRED, Testimony.ACCEPTED, "deliveryDelay", ("deliveryDelay", "delayedRecipients")),
-    "Open": _Type(Kind.OPENED, Testimony.ACCEPTED, "open"),
-    "Click": _Type(Kind.CLICKED, Testimony.ACCEPTED, "click"),
-    "Subscription": _Type(Kind.SUBSCRIBED, Testimony.ACCEPTED, "subscription"),
-    "Received": _Type(Kind.INBOUND, Testimony.NONE, "receipt"),
+    "Send": _Type(Kind.SENT, _ACCEPTED, "send", _DESTINATION),
+    "Delivery": _Type(Kind.DELIVERED, _ACCEPTED, "delivery", ("delivery", "recipients")),
+    "Bounce": _Type(Kind.BOUNCED, _ACCEPTED, "bounce", ("bounce", "bouncedRecipients")),
+    "Complaint": _Type(Kind.COMPLAINED, _ACCEPTED, "complaint", ("complaint", "complainedRecipients")),
+    "Reject": _Type(Kind.REJECTED, _REJECTED, "reject", _DESTINATION),
+    "Rendering Failure": _Type(Kind.FAILED, _REJECTED, "failure", _DESTINATION),
+    "DeliveryDelay": _Type(Kind.DEFERRED, _ACCEPTED, "deliveryDelay", ("deliveryDelay", "delayedRecipients")),
+    "Open": _Type(Kind.OPENED, _ACCEPTED, "open"),
+    "Click": _Type(Kind.CLICKED, _ACCEPTED, "click"),
+    "Subscription": _Type(Kind.SUBSCRIBED, _ACCEPTED, "subscription"),
+    "Received": _Type(Kind.INBOUND, _NONE, "receipt"),
 }
 """What each `eventType` or `notificationType` means and proves [SES-DG contents, notification-contents]."""
-_UNKNOWN: Final = _Type(Kind.UNKNOWN, Testimony.NONE, "")
+_UNKNOWN: Final = _Type(Kind.UNKNOWN, _NONE, "")
 
 VALIDATION: Final = "Successfully validated SNS topic for Amazon SES event publishing."
 """The sentence that SES publishes, as it is, after an event destination was added [AM-SES]."""
@@ -233,7 +236,7 @@ def _event(record: _Record, name: str, found: _Type, recipient: _Recipient) -> E
     message_id = id_at(fields, "mail", "messageId")
     return Event(
         kind=Kind.UNSUBSCRIBED if _opted_out(detail) else found.kind,
-        testimony=Testimony.REJECTED if _never_tried(detail) else found.testimony,
+        testimony=_REJECTED if _never_tried(detail) else found.testimony,
         message_id=message_id,
         event_id=derived_id("ses", message_id, name, recipient.address, *_telling(fields, found)),
         send_key=None if found.kind is Kind.INBOUND else _send_key(fields),  # others write what comes in
@@ -328,11 +331,8 @@ class _Way(NamedTuple):
 
 
 async def _aws(feed: Feed, service: str, operation: str, **arguments: Any) -> dict[str, Any]:
-    try:
-        async with open_client(service, region_of(feed), feed.endpoint_url) as client:
-            return dict(await getattr(client, operation)(**arguments))
-    except Exception as error:  # noqa: BLE001 - what clients raise can only be named where the extra is installed
-        raise aws_failure(error) from None
+    async with open_client(service, region_of(feed), feed.endpoint_url) as client:
+        return dict(await getattr(client, operation)(**arguments))
 
 
 async def _do(feed: Feed, service: str, operation: str, **arguments: Any) -> None:
@@ -366,69 +366,29 @@ async def _topic_changes(way: _Way) -> list[Change]:
     _, partition, _, region, account, _ = way.topic.split(":", 5)
     source = f"arn:{partition}:ses:{region}:{account}:configuration-set/{way.configuration_set}"
     sources = {"AWS:SourceAccount": account, "AWS:SourceArn": source}
-    grant = _grant("ses.amazonaws.com", "sns:Publish", way.topic, sources)
+    wanted = grant("ses.amazonaws.com", "sns:Publish", way.topic, sources)
     if attributes.get("SignatureVersion") != "2":
         signs = partial(_set_topic, way, "SignatureVersion", "2")
         changes.append(Change("topic: sign with SHA-256 (SignatureVersion 2)", signs))
-    if not _grants(attributes.get("Policy"), grant):
-        changes.append(Change("topic: let the configuration set publish to it", partial(_open_topic, way, grant)))
+    if not grants(attributes.get("Policy"), wanted):
+        changes.append(Change("topic: let the configuration set publish to it", partial(_open_topic, way, wanted)))
     return changes
 
 
-async def _open_topic(way: _Way, grant: Mapping[str, Any]) -> None:
-    await _set_topic(way, "Policy", _with((await _topic(way)).get("Policy"), grant))
+async def _open_topic(way: _Way, wanted: Mapping[str, Any]) -> None:
+    await _set_topic(way, "Policy", with_grant((await _topic(way)).get("Policy"), wanted))
 
 
 async def _queue_changes(way: _Way) -> list[Change]:
-    grant = _grant("sns.amazonaws.com", "sqs:SendMessage", way.endpoint, {"aws:SourceArn": way.topic})
-    if way.protocol != "sqs" or _grants((await _queue(way.feed)).get("Policy"), grant):
+    wanted = grant("sns.amazonaws.com", "sqs:SendMessage", way.endpoint, {"aws:SourceArn": way.topic})
+    if way.protocol != "sqs" or grants((await _queue(way.feed)).get("Policy"), wanted):
         return []
-    return [Change("queue: let the topic send to it", partial(_open_queue, way.feed, grant))]
+    return [Change("queue: let the topic send to it", partial(_open_queue, way.feed, wanted))]
 
 
-async def _open_queue(feed: Feed, grant: Mapping[str, Any]) -> None:
-    policy = _with((await _queue(feed)).get("Policy"), grant)
+async def _open_queue(feed: Feed, wanted: Mapping[str, Any]) -> None:
+    policy = with_grant((await _queue(feed)).get("Policy"), wanted)
     await _do(feed, "sqs", "set_queue_attributes", QueueUrl=feed.queue_url, Attributes={"Policy": policy})
-
-
-def _grant(service: str, action: str, resource: str, sources: Mapping[str, str]) -> dict[str, Any]:
-    """Return the statement of an access policy."""
-    return {
-        "Sid": "EspReconciler" + derived_id(service, *sources.values())[:16],
-        "Effect": "Allow",
-        "Principal": {"Service": service},
-        "Action": action,
-        "Resource": resource,
-        "Condition": {"StringEquals": dict(sources)},
-    }
-
-
-def _grants(policy: str | None, wanted: Mapping[str, Any]) -> bool:
-    """Say whether a statement of the policy allows what is wanted, under no other conditions."""
-    return any(
-        at(statement, "Effect") == "Allow"
-        and set(_texts(wanted["Principal"])) <= set(_texts(at(statement, "Principal")))
-        and wanted["Action"].lower() in {action.lower() for action in _texts(at(statement, "Action"))}
-        and set(_texts(at(statement, "Condition"))) <= set(_texts(wanted["Condition"]))
-        for statement in _statements(policy)
-    )
-
-
-def _with(policy: str | None, grant: Mapping[str, Any]) -> str:
-    others = [statement for statement in _statements(policy) if at(statement, "Sid") != grant["Sid"]]
-    return json.dumps({"Version": "2012-10-17", **json.loads(policy or "{}"), "Statement": [*others, grant]})
-
-
-def _statements(policy: str | None) -> list[Any]:
-    found = json.loads(policy or "{}").get("Statement", [])
-    return found if isinstance(found, list) else [found]
-
-
-def _texts(value: object) -> Iterable[str]:
-    if isinstance(value, str):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else _list(value)
-    return [text for part in parts for text in _texts(part)]
 
 
 async def _subscription_changes(way: _Way) -> list[Change]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from webhooks.asking import Api, ApiError, Pages, Query, credential, items
-from webhooks.event import Event, Kind, Testimony, derived_id, normal_recipient
+from webhooks.asking import Api, ApiError, Pages, Query, credential, items, needed, utc
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address, same_mailbox
 from webhooks.forms import form_fields
 from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
 from webhooks.provider import (
@@ -26,7 +26,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
-from webhooks.signature import CREDENTIAL_SCHEMES, credential_only, sample_delivery
+from webhooks.signature import credential_objection, credential_only, sample_delivery
 
 FACTS: Final = Facts(
     title="SMTP2GO",
@@ -55,10 +55,12 @@ FACTS: Final = Facts(
     redelivers_for=timedelta(hours=48),
     look_up=(
         "by recipient and time, then compared by the header: POST /v3/activity/search {search_recipient, start_date,"
-        " end_date, custom_headers: [X-Send-Key]}, 1,000 events a page, 60 calls a minute; 5 days on free plans, 30 on"
-        " paid ones, and what is older is not found [developers.smtp2go.com/docs/view-account-activity,"
-        " api-evangelist/smtp2go openapi]. About two minutes late are documented for /email/search only: 15 are"
-        " assumed. api_url chooses a region (https://eu-api.smtp2go.com); no api_scope"
+        " end_date, custom_headers: [X-Send-Key]}; an address that is not plain is looked for among all of the span. An"
+        " event to the recipient without the header makes it unclear. 1,000 events a page, 60 calls a minute; 5 days on"
+        " free plans, 30 on paid ones, and what is older is not found"
+        " [developers.smtp2go.com/docs/view-account-activity, api-evangelist/smtp2go openapi]. About two minutes late"
+        " are documented for /email/search only: 15 are assumed. api_url chooses a region (https://eu-api.smtp2go.com);"
+        " no api_scope"
     ),
     registration=(
         "POST /v3/webhook/add {url, events, headers, output_format, auth_header_type, auth_header_value}; one on free"
@@ -78,28 +80,26 @@ FACTS: Final = Facts(
         "authentication: a header of your own; here secrets = [header:Name=value]",
         "or user:password@ in the URL; here secrets = [basic:user:password]",
         "send with what stamp returns merged into the body of POST /v3/email/send",
+        "confirm with the answer's email_id, where it counts the recipient under succeeded",
         "api_key: a key with the right for activity/search, for the look-up; api_url where the account is in a region",
     ),
-    key_is_echoed_in=(
-        "every e-mail event, but only while X-Send-Key is in the webhook's list of headers; without it events are"
-        " stored and joined by message id where exactly one row has it; else they decide nothing"
-    ),
+    key_is_echoed_in=("every e-mail event, but only while X-Send-Key is in the webhook's list of headers"),
 )
 
-_YES: Final = Testimony.ACCEPTED
-_NO: Final = Testimony.REJECTED
+_ACCEPTED: Final = Testimony.ACCEPTED
+_REJECTED: Final = Testimony.REJECTED
 
 MEANINGS: Final = MappingProxyType(
     {
-        "processed": (Kind.QUEUED, _YES),
-        "delivered": (Kind.DELIVERED, _YES),
-        "open": (Kind.OPENED, _YES),
-        "click": (Kind.CLICKED, _YES),
-        "bounce": (Kind.BOUNCED, _YES),  # of a hard or soft one: either was tried
-        "spam": (Kind.COMPLAINED, _YES),
-        "unsubscribe": (Kind.UNSUBSCRIBED, _YES),
-        "resubscribe": (Kind.SUBSCRIBED, _YES),
-        "reject": (Kind.REJECTED, _NO),
+        "processed": (Kind.QUEUED, _ACCEPTED),
+        "delivered": (Kind.DELIVERED, _ACCEPTED),
+        "open": (Kind.OPENED, _ACCEPTED),
+        "click": (Kind.CLICKED, _ACCEPTED),
+        "bounce": (Kind.BOUNCED, _ACCEPTED),  # of a hard or soft one: either was tried
+        "spam": (Kind.COMPLAINED, _ACCEPTED),
+        "unsubscribe": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "resubscribe": (Kind.SUBSCRIBED, _ACCEPTED),
+        "reject": (Kind.REJECTED, _REJECTED),
     }
 )
 """What each value of `event` means and proves; others (sms_*, opt-out) are no e-mail [api-evangelist/smtp2go
@@ -107,22 +107,24 @@ asyncapi]."""
 
 _LISTED: Final = MappingProxyType(
     {
-        "processed": (Kind.QUEUED, _YES),
-        "delivered": (Kind.DELIVERED, _YES),
-        "opened": (Kind.OPENED, _YES),
-        "clicked": (Kind.CLICKED, _YES),
-        "soft-bounced": (Kind.BOUNCED, _YES),
-        "hard-bounced": (Kind.BOUNCED, _YES),
-        "spam": (Kind.COMPLAINED, _YES),
-        "unsubscribed": (Kind.UNSUBSCRIBED, _YES),
-        "resubscribed": (Kind.SUBSCRIBED, _YES),
-        "rejected": (Kind.REJECTED, _NO),
+        "processed": (Kind.QUEUED, _ACCEPTED),
+        "delivered": (Kind.DELIVERED, _ACCEPTED),
+        "opened": (Kind.OPENED, _ACCEPTED),
+        "clicked": (Kind.CLICKED, _ACCEPTED),
+        "soft-bounced": (Kind.BOUNCED, _ACCEPTED),
+        "hard-bounced": (Kind.BOUNCED, _ACCEPTED),
+        "spam": (Kind.COMPLAINED, _ACCEPTED),
+        "unsubscribed": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "resubscribed": (Kind.SUBSCRIBED, _ACCEPTED),
+        "rejected": (Kind.REJECTED, _REJECTED),
     }
 )
 """The same for the names in answers of the API [api-evangelist/smtp2go openapi]."""
 
 _API: Final = "https://api.smtp2go.com"
-_LIMIT: Final = 1000
+_PAGE: Final = 1_000
+"""Events on a page, at most [developers.smtp2go.com/docs/view-account-activity]."""
+_CREDENTIAL: Final = "header:Name=value, basic:user:password or query:name=value"
 _HEADER: Final = "X-Send-Key"
 _TELLS_APART: Final = ("time", "url", "srchost", "read-secs", "bounce", "host", "message")
 
@@ -141,7 +143,7 @@ class Smtp2Go:
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the credential that the request carries: SMTP2GO signs nothing."""
-        return credential_only(delivery, feed.secrets, "header:Name=value, basic:user:password or query:name=value")
+        return credential_only(delivery, feed.secrets, _CREDENTIAL)
 
     def parse(self, delivery: Delivery) -> Parsed:
         """Return the one event of the delivery."""
@@ -166,31 +168,25 @@ class Smtp2Go:
     def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
         """Return an example in JSON that carries the feed's first credential."""
         body = _sample_body(sampled_name(self.name, kind, MEANINGS), wire_key, now)
-        needs = "the feed has no credential to carry: set feeds.<name>.secrets to header:Name=value"
+        needs = f"the feed has no credential to carry: set feeds.<name>.secrets to {_CREDENTIAL}"
         return sample_delivery(body, feed.secrets, None, needs)
 
     def objection(self, setting: Literal["secrets", "topics"], value: str) -> str | None:
         """Return what is wrong with a secret that no request can carry."""
-        if setting == "topics" or value.startswith(CREDENTIAL_SCHEMES):
-            return None
-        return (
-            "verifies nothing, as SMTP2GO signs nothing: write header:Name=value, basic:user:password or"
-            " query:name=value"
-        )
+        return credential_objection("SMTP2GO", _CREDENTIAL, value) if setting == "secrets" else None
 
     async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
-        """Yield the API's events of the span, of one recipient where there is one, by continue tokens to the end."""
-        headers = {"X-Smtp2go-Api-Key": credential(feed.api_key, "api_key", feed)}
-        url, body, pages = (feed.api_url or _API) + "/v3/activity/search", _question(query), Pages()
-        while True:
-            answer = (await api.call("POST", url, headers=headers, json=body)).value
-            for item in items(answer, "data", "events"):
-                yield _found(item)
-            token = text_at(answer, "data", "continue_token")
-            if token is None:
-                return
-            pages.turn(token)
-            body = {**body, "continue_token": token}
+        """Yield the API's events of the span, of one recipient where that is sure.
+
+        Raises ApiError where one of the recipient's shows no key: it may be the sought one's.
+        """
+        found, unnamed = False, False
+        async for item in _listed(query, feed, api):
+            event = _found(item)
+            found, unnamed = found or event.send_key == query.wire_key, unnamed or _may_be_sought(event, query)
+            yield event
+        if query.wire_key and unnamed and not found:
+            raise ApiError("unnamed", "an event to this recipient shows no X-Send-Key, so it may be the sought one's")
 
 
 def _fields(delivery: Delivery) -> dict[str, Any]:
@@ -217,26 +213,44 @@ def _recipient(entry: dict[str, Any]) -> str | None:
     return text_at(entry, "rcpt") or text_at(only)
 
 
+# -- asking ------------------------------------------------------------------------------------------------------------
+
+
 def _question(query: Query) -> dict[str, object]:
     """Return the search for a span: from its beginning up to but not including its end, in whole seconds of UTC."""
-    recipient = normal_recipient(query.recipient)
+    since, until = query.seconds()
+    plain = query.recipient and is_plain_address(query.recipient)
     return {
-        "start_date": _written(query.since),
-        "end_date": _written(query.until + timedelta(seconds=1)),
+        "start_date": utc(since),
+        "end_date": utc(until + 1),
         "custom_headers": [_HEADER],
-        "limit": _LIMIT,
-        **({"search_recipient": recipient} if recipient else {}),
+        "limit": _PAGE,
+        **({"search_recipient": query.recipient} if plain else {}),
     }
 
 
-def _written(time: datetime) -> str:
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+async def _listed(query: Query, feed: Feed, api: Api) -> AsyncIterator[Any]:
+    """Yield the events of a question, by continue tokens to the end. Raises ApiError."""
+    headers = {"X-Smtp2go-Api-Key": credential(feed.api_key, "api_key", feed)}
+    url, body, pages = (feed.api_url or _API) + "/v3/activity/search", _question(query), Pages()
+    while True:
+        answer = (await api.call("POST", url, headers=headers, json=body)).value
+        for item in items(answer, "data", "events"):
+            yield item
+        token = text_at(answer, "data", "continue_token")
+        if token is None:
+            return
+        pages.turn(token)
+        body = {**body, "continue_token": token}
+
+
+def _may_be_sought(event: Event, query: Query) -> bool:
+    to_them = event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
+    return to_them and event.send_key is None
 
 
 def _found(item: object) -> Event:
-    message_id, name = id_at(item, "email_id"), text_at(item, "event")
-    if message_id is None or name is None:
-        raise ApiError("garbage", "an event of the API's answer has no email_id or no name")
+    message_id, name = bounded_id(needed(item, "email_id")), needed(item, "event")
     kind, testimony = _LISTED.get(name, UNKNOWN)
     recipient = text_at(item, "recipient")
     words = [text_at(item, field) for field in ("reason", "error", "smtp_response")]
@@ -251,6 +265,9 @@ def _found(item: object) -> Event:
         reason=short(first(words)) if kind in (Kind.BOUNCED, Kind.REJECTED) else None,
         raw=json.dumps(item).encode(),
     )
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
 
 
 def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import json
-import re
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-import msgspec
+from msgspec.structs import replace
 
-from webhooks.asking import Api, ApiError, Pages, Query, credential, items
-from webhooks.event import Event, Kind, Testimony, derived_id
+from webhooks.asking import Api, ApiError, Pages, Query, credential, items, needed, utc
+from webhooks.event import HASHED_KEY, Event, Kind, Testimony, derived_id, is_plain_address, same_mailbox, unread
 from webhooks.payload import at, id_at, iso_time, load, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
@@ -28,7 +28,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
-from webhooks.signature import credential_only, sample_delivery
+from webhooks.signature import credential_objection, credential_only, sample_delivery
 
 FACTS: Final = Facts(
     title="SparkPost (Bird)",
@@ -57,7 +57,9 @@ FACTS: Final = Facts(
     redelivers_for=timedelta(hours=8),
     look_up=(
         "by our key as campaign: GET /api/v1/events/message?campaigns=..., whose keyword search finds more than that"
-        " and is compared again; kept 10 days, up to 1 minute ago. No delay is documented: 15 minutes are assumed."
+        " and is compared again. Where that finds nothing, since a sender may have set another campaign, all events"
+        " since then are read and rcpt_meta compared, by recipients where the address is plain. Kept 10 days, up to 1"
+        " minute ago. No delay is documented: 15 minutes are assumed."
         " api_scope: the id of a subaccount; api_url: https://api.eu.sparkpost.com for an account in the EU"
         " [developers.sparkpost.com events.apib]"
     ),
@@ -88,14 +90,14 @@ FACTS: Final = Facts(
         "Select the generation events generation_failure and generation_rejection.",
         "Select the engagement events open, initial_open, click, amp_open, amp_initial_open and amp_click.",
         "Select the unsubscribe events list_unsubscribe and link_unsubscribe.",
-        "Send metadata and campaign_id as stamped: a look-up does not find a send with another campaign_id.",
+        "Send metadata and campaign_id as stamped: with another campaign_id a look-up has to read all of the time.",
+        "Confirm with the answer's results.id, where its total_accepted_recipients is not 0.",
         "For look-ups set api_key to an API key with the grant message_events/view.",
         "For an account in the EU set api_url to https://api.eu.sparkpost.com.",
     ),
     key_is_echoed_in=(
         "every event of a message; by SMTP opens and clicks hold only 1000 bytes of metadata. Not in events about A/B"
-        " tests, ingestion, SMS and incoming mail. An event without it is stored and joined by message id where exactly"
-        " one row has it; else it decides nothing"
+        " tests, ingestion, SMS and incoming mail"
     ),
 )
 
@@ -142,9 +144,11 @@ _BOUNCE_CLASSES: Final = MappingProxyType(
 )
 """What a bounce means whose `bounce_class` says that it is none [anymail/webhooks/sparkpost.py]."""
 
-_BASE: Final = "https://api.sparkpost.com"
+_API: Final = "https://api.sparkpost.com"
 _EVENTS: Final = "/api/v1/events/message"
-_HASHED_KEY: Final = re.compile(r"[0-9a-f]{48}")
+_PAGE: Final = 1_000
+"""Events on a page; 10,000 are allowed [developers.sparkpost.com events.apib]."""
+_CREDENTIAL: Final = "basic:user:password, header:Name=value or query:name=value"
 _TELLS_APART: Final = (
     *("type", "transmission_id", "message_id", "raw_rcpt_to", "rcpt_to", "msg_from", "timestamp"),
     *("target_link_url", "ip_address", "user_agent"),
@@ -167,37 +171,44 @@ class SparkPost:
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the credential that the request carries: SparkPost signs nothing."""
-        return credential_only(delivery, feed.secrets, "basic:user:password or header:Name=value")
+        return credential_only(delivery, feed.secrets, _CREDENTIAL)
 
     def parse(self, delivery: Delivery) -> Parsed:
         """Return the event of each element; one that can't be read is kept as unknown and counted as `damaged`."""
         elements = [(raw, _classes(raw)) for raw in split(delivery.body)]
-        damaged = sum(classes is None for _, classes in elements)
-        if damaged == len(elements):
+        anomalies = Counter("damaged" for _, classes in elements if classes is None)
+        if anomalies["damaged"] == len(elements):
             raise BadPayload("no element with msys: not a batch of SparkPost")
         events = [event for raw, classes in elements for event in _events(raw, classes)]
         if not events:  # [{"msys": {}}] is posted to see whether the target is there
             return Parsed(control="ping")
-        return Parsed(events, anomalies={"damaged": damaged} if damaged else {})
+        return Parsed(events, anomalies=anomalies)
 
     def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
         """Return an example batch of one that carries the feed's credential."""
         body = _sample_body(sampled_name(self.name, kind, MEANINGS), wire_key, now)
-        needs = "the feed has no credential to carry: set feeds.<name>.secrets to basic:user:password"
+        needs = f"the feed has no credential to carry: set feeds.<name>.secrets to {_CREDENTIAL}"
         return sample_delivery(body, feed.secrets, None, needs)
 
+    def objection(self, setting: Literal["secrets", "topics"], value: str) -> str | None:
+        """Return what is wrong with a secret that no request can carry."""
+        return credential_objection("SparkPost", _CREDENTIAL, value) if setting == "secrets" else None
+
     async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
-        """Yield the events of one campaign, which is our key, or all events of the span."""
-        headers = {"Authorization": credential(feed.api_key, "api_key", feed)}
-        base, pages = feed.api_url or _BASE, Pages()
-        page = _EVENTS
-        params: Mapping[str, str] | None = _filters(query, feed)
-        while page:
-            pages.turn(page)
-            answer = (await api.call("GET", base + page, headers=headers, params=params)).value
-            for item in items(answer, "results"):
-                yield _found(item)
-            page, params = _next_page(answer), None
+        """Yield the events of the campaign that is our key; where there is none, and without a key, of the span.
+
+        Raises ApiError where one of them shows no key and may be the sought one's.
+        """
+        found, unnamed = False, False
+        for filters in _questions(query):
+            async for item in _listed(filters, feed, api):
+                event = _found(item, query.wire_key)
+                found, unnamed = found or event.send_key == query.wire_key, unnamed or _may_be_sought(event, query)
+                yield event
+            if query.wire_key and found:
+                return
+        if query.wire_key and unnamed:
+            raise ApiError("unnamed", "an event to this recipient shows no key, so it may be the sought one's")
 
 
 def _classes(raw: bytes) -> dict[str, Any] | None:
@@ -211,8 +222,7 @@ def _classes(raw: bytes) -> dict[str, Any] | None:
 
 def _events(raw: bytes, classes: dict[str, Any] | None) -> list[Event]:
     if classes is None:
-        unread = derived_id("sparkpost", raw.decode("latin-1"))
-        return [Event(kind=Kind.UNKNOWN, testimony=_NONE, message_id=None, event_id=unread, raw=raw)]
+        return [unread(raw, "sparkpost")]
     return [_event(name, fields, raw) for name, fields in classes.items()]
 
 
@@ -243,7 +253,7 @@ def _meaning(class_name: str, fields: Any) -> tuple[Kind, Testimony]:
 def _send_key(fields: Any) -> str | None:
     # A campaign of somebody's own is no key of ours, and nobody calls one by 48 hex digits.
     campaign = text_at(fields, "campaign_id") or ""
-    return text_at(fields, "rcpt_meta", "send_key") or (campaign if _HASHED_KEY.fullmatch(campaign) else None)
+    return text_at(fields, "rcpt_meta", "send_key") or (campaign if HASHED_KEY.fullmatch(campaign) else None)
 
 
 def _time(value: Any) -> datetime | None:
@@ -259,18 +269,28 @@ def _event_id(class_name: str, fields: Any) -> str:
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
-def _filters(query: Query, feed: Feed) -> dict[str, str]:
-    filters = {"from": _utc(query.since), "per_page": "1000", "cursor": "initial"}
-    if feed.api_scope:
-        filters["subaccounts"] = feed.api_scope
-    if query.wire_key:
-        # Without `to` it reads up to a minute ago: whatever happened to the message later proves as much.
-        return {**filters, "campaigns": query.wire_key}
-    return {**filters, "to": _utc(query.until + timedelta(seconds=1))}  # `to` is exclusive
+def _questions(query: Query) -> list[dict[str, str]]:
+    """Return what to ask, one after the other until our key is found."""
+    since, until = query.seconds()
+    if query.wire_key is None:
+        return [{"from": utc(since), "to": utc(until + 1)}]  # `to` is exclusive
+    # Without `to` it reads up to a minute ago: whatever happened to the message later proves as much.
+    to_them = {"recipients": query.recipient} if query.recipient and is_plain_address(query.recipient) else {}
+    return [{"from": utc(since), "campaigns": query.wire_key}, {"from": utc(since), **to_them}]
 
 
-def _utc(time: datetime) -> str:
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+async def _listed(filters: Mapping[str, str], feed: Feed, api: Api) -> AsyncIterator[Any]:
+    """Yield the events that pass the filters, by links to the next page to the end. Raises ApiError."""
+    headers = {"Authorization": credential(feed.api_key, "api_key", feed)}
+    scope = {"subaccounts": feed.api_scope} if feed.api_scope else {}
+    params: Mapping[str, str] | None = {**filters, **scope, "per_page": str(_PAGE), "cursor": "initial"}
+    page, pages = _EVENTS, Pages()
+    while page:
+        pages.turn(page)
+        answer = (await api.call("GET", (feed.api_url or _API) + page, headers=headers, params=params)).value
+        for item in items(answer, "results"):
+            yield item
+        page, params = _next_page(answer), None
 
 
 def _next_page(answer: Any) -> str:
@@ -283,10 +303,16 @@ def _next_page(answer: Any) -> str:
     return page
 
 
-def _found(item: Any) -> Event:
-    if not text_at(item, "type"):
-        raise ApiError("garbage", "the API listed something that is no event")
-    return _event("", item, msgspec.json.encode(item))
+def _may_be_sought(event: Event, query: Query) -> bool:
+    to_them = event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
+    return to_them and event.send_key is None
+
+
+def _found(item: Any, wanted: str | None) -> Event:
+    needed(item, "type")
+    event = _event("", item, json.dumps(item).encode())
+    ours = event.send_key is None and wanted is not None and text_at(item, "campaign_id") == wanted
+    return replace(event, send_key=wanted) if ours else event
 
 
 # -- samples -----------------------------------------------------------------------------------------------------------

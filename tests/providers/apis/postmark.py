@@ -35,9 +35,10 @@ class Fake(FakeApi):
         since, until = (datetime.fromisoformat(asked[name]).replace(tzinfo=UTC) for name in ("fromdate", "todate"))
         found = [sent for sent in self.sends if since <= _eastern(sent.at) <= until]
         found = [sent for sent in found if asked.get("metadata_send_key") in (None, sent.wire_key)]
+        if self.endless:
+            found, offset = list(self.sends), 0
         page = sorted(found, key=lambda sent: sent.at, reverse=True)[offset : offset + min(count, self.page_size)]
-        total = 10**9 if self.endless else len(found)
-        return web.json_response({"TotalCount": total, "Messages": [_message(sent) for sent in page]})
+        return web.json_response({"TotalCount": len(found), "Messages": [_message(sent) for sent in page]})
 
     async def _webhooks(self, request: web.Request) -> web.Response:
         if request.method == "GET":
