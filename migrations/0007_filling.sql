@@ -20,3 +20,13 @@ CREATE INDEX backfill_unfinished ON backfill (feed) WHERE ended_at IS NULL;
 -- What the daily look at a feed's webhook found at its provider.
 ALTER TABLE feed_state ADD COLUMN endpoint_checked_at timestamptz;
 ALTER TABLE feed_state ADD COLUMN endpoint_finding text;
+
+-- What a process can't do and a person should know, by the host that it runs on; old ones are a dead process's.
+CREATE TABLE finding (
+    code text NOT NULL,
+    host text NOT NULL,
+    text text NOT NULL,
+    since timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (code, host)
+);

@@ -30,6 +30,7 @@ from reconciler.reconcile import run_pass
 from reconciler.scheduler import Clock, Worker, finish, listen, reason_of
 from reconciler.settings import Settings
 from webhooks.archive import Archive
+from webhooks.asking import ApiError
 from webhooks.counters import Counters
 from webhooks.database import ACQUIRE_SECONDS, BoundedPool
 from webhooks.fetch import open_fetch
@@ -302,7 +303,8 @@ class Daemon:
         if self._archive is not None:
             every = self._settings.archive.every.total_seconds()
             self._worker("archive", self._archive.write, "archive_not_written", ARCHIVE_SECONDS)
-            self._worker("archive upload", self._archive.upload, "archive_not_uploaded", every)
+            upload = partial(_upload, self._archive, pool)
+            self._worker("archive upload", upload, "archive_not_uploaded", every)
 
 
 # The partial index over undecided rows answers it.
@@ -321,6 +323,24 @@ async def _tell_pass(pool: BoundedPool, who: str, counts: Mapping[str, int]) -> 
         done |= {row["verdict"]: row["n"] for row in await pool.fetch(NEWLY_HELD, who)}
     if done:
         _log.info("pass_done", counts=done)
+
+
+NOTE_FINDING: Final = """
+INSERT INTO finding (code, host, text) VALUES ('archive', $1, $2)
+ON CONFLICT (code, host) DO UPDATE SET text = $2, seen_at = clock_timestamp()
+"""
+FORGET_FINDING: Final = "DELETE FROM finding WHERE code = 'archive' AND host = $1"
+
+
+async def _upload(archive: Archive, pool: BoundedPool) -> None:
+    """Carry the archive to S3, and let `status` know where that fails."""
+    host = socket.gethostname()
+    try:
+        await archive.upload()
+    except ApiError as error:
+        await pool.execute(NOTE_FINDING, host, f"{archive.waiting_bytes() // 1_000_000} MB wait for S3: {error}")
+        raise
+    await pool.execute(FORGET_FINDING, host)
 
 
 MAKE_PARTITIONS: Final = "SELECT provider_event_make_partitions()"

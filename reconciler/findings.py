@@ -55,6 +55,9 @@ def judge(status: Status, settings: Settings) -> Iterator[Finding]:
     for feed in status.feeds:
         yield from _judge_feed(feed)
     yield from _judge_deliveries(status)
+    for found in status.processes:
+        advice = f"since {found.since:%Y-%m-%dT%H:%M:%SZ}; no event is lost by it, but the spool has a limit"
+        yield Finding(found.code, f"on {found.host}, {found.text}", advice)
     yield from _judge_database(status, settings)
     for warning in settings.warnings():
         yield Finding("settings", *_split_advice(warning))

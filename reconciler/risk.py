@@ -36,7 +36,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Literal
+from itertools import chain
+from operator import itemgetter
+from typing import Any, Final, Literal, NamedTuple
 
 from webhooks.event import Answer
 
@@ -161,7 +163,7 @@ class _Passed:
     def of(cls, sends: Iterable[tuple[float, float]]) -> _Passed:
         pairs = list(sends)
         heard = [pair for pair in pairs if pair[1] < _INF]
-        return cls(sorted(a for a, _ in pairs), sorted(a for a, _ in heard), sorted(lag for _, lag in heard))
+        return cls(sorted([a for a, _ in pairs]), sorted([a for a, _ in heard]), sorted([lag for _, lag in heard]))
 
     def at(self, age: float) -> tuple[int, int]:
         n = len(self.ages) - bisect_left(self.ages, age)
@@ -202,7 +204,8 @@ class Curve:
         `class_ever_heard` says whether any control of the claim's message class was ever heard of, where the stratum
         is wider than the class or history may have left it behind.
         """
-        pairs = sorted((a, _INF if lag is None else lag) for a, lag in zip(ages, lags, strict=True))
+        pairs = [(a, _INF if lag is None else lag) for a, lag in zip(ages, lags, strict=True)]
+        pairs.sort(key=itemgetter(0))
         healthy = _without_ill_spans(pairs)
         unclear = zip(ambiguous_ages, ambiguous_lags, strict=True)
         ambiguous = _Passed.of((a, _INF if lag is None else lag) for a, lag in unclear)
@@ -239,6 +242,12 @@ SPAN: Final = 20
 SPAN_SURPRISE: Final = 1e-4
 
 
+class _Span(NamedTuple):
+    pairs: Sequence[tuple[float, float]]
+    lags: Sequence[float]
+    """Sorted."""
+
+
 def _without_ill_spans(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return controls, sorted by age, without the spans whose miss rate lies above the usual beyond chance.
 
@@ -248,23 +257,22 @@ def _without_ill_spans(pairs: Sequence[tuple[float, float]]) -> list[tuple[float
     for 5 % and LATE, whose usual ages are those of what is left. A partly lossy history, where no age has such a share,
     stays as it is.
     """
-    spans = [pairs[i : i + SPAN] for i in range(0, len(pairs), SPAN)]
-    if len(spans) * SPAN < ENOUGH:
+    if len(pairs) < ENOUGH:
         return list(pairs)
-    tenth = sorted(sorted(lag for _, lag in span)[(len(span) * 9) // 10] for span in spans)[len(spans) // 2]
+    pieces = [pairs[i : i + SPAN] for i in range(0, len(pairs), SPAN)]
+    spans = [_Span(piece, sorted([lag for _, lag in piece])) for piece in pieces]
+    tenth = sorted([span.lags[(len(span.lags) * 9) // 10] for span in spans])[len(spans) // 2]
     spans = _usual_spans(spans, tenth, 0.1)
     for share in (0.05, LATE):
-        lags = sorted(lag for span in spans for _, lag in span)
+        lags = sorted(chain.from_iterable([span.lags for span in spans]))
         spans = _usual_spans(spans, lags[int(len(lags) * (1 - share))], share) if lags else spans
-    return [pair for span in spans for pair in span]
+    return list(chain.from_iterable([span.pairs for span in spans]))
 
 
-def _usual_spans(
-    spans: Sequence[Sequence[tuple[float, float]]], age: float, share: float
-) -> list[Sequence[tuple[float, float]]]:
+def _usual_spans(spans: list[_Span], age: float, share: float) -> list[_Span]:
     if age == _INF:
-        return list(spans)
-    return [s for s in spans if at_least(sum(lag > age for _, lag in s), len(s), share) > SPAN_SURPRISE]
+        return spans
+    return [s for s in spans if at_least(len(s.lags) - bisect_right(s.lags, age), len(s.lags), share) > SPAN_SURPRISE]
 
 
 # Near the claim

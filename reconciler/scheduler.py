@@ -21,6 +21,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 from reconciler import metrics
+from webhooks.asking import ApiError
 from webhooks.database import CONNECT_SECONDS, is_behind_pooler
 
 _log: Final = structlog.get_logger()
@@ -92,6 +93,8 @@ class Worker:
 
 def reason_of(error: BaseException) -> str:
     """One line on an error. Of the database's only the message: its details may quote a row."""
+    if isinstance(error, ApiError):
+        return str(error)
     words = error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else str(error)
     return f"{type(error).__name__}: {' '.join(str(words).split())[:300]}".removesuffix(": ")
 

@@ -76,6 +76,16 @@ class RefusedDeliveries:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessFinding:
+    """What a running process can't do and says itself."""
+
+    code: str
+    host: str
+    text: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class PassStatus:
     """The newest pass over all feeds."""
 
@@ -95,6 +105,7 @@ class Status:
     refused: list[RefusedDeliveries]
     foreign: dict[str, tuple[int, int]]
     """By feed: events of the last day with a key, and those of them whose key no row has (of at most 20,000)."""
+    processes: list[ProcessFinding]
     missing_months: list[str]
     last_pass: PassStatus | None
     clock_skew: timedelta
@@ -115,6 +126,7 @@ async def read_status(
         feeds=await _feeds(connection, settings, sorted(names), now),
         refused=await _refused(connection, sorted(names), now),
         foreign=await _foreign(connection, now, feed),
+        processes=await _process_findings(connection, now),
         missing_months=await _missing_months(connection, now),
         last_pass=await _last_pass(connection),
         clock_skew=skew,
@@ -199,6 +211,15 @@ async def _feeds(connection: Connection, settings: Settings, names: list[str], n
             values = {**row, "holds": tuple(row["holds"]), "provider": configured.provider if configured else None}
             found.append(FeedStatus(**values))
     return found
+
+
+PROCESS_FINDINGS: Final = """
+SELECT code, host, text, since FROM finding WHERE seen_at > $1::timestamptz - interval '15 minutes' ORDER BY code, host
+"""
+
+
+async def _process_findings(connection: Connection, now: datetime) -> list[ProcessFinding]:
+    return [ProcessFinding(**row) for row in await connection.fetch(PROCESS_FINDINGS, now)]
 
 
 REFUSED: Final = """

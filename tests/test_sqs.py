@@ -426,8 +426,7 @@ async def test_messages_that_cannot_be_read_are_kept_byte_by_byte_and_deleted(
 
 
 async def test_of_an_envelope_that_cannot_be_opened_no_credential_is_kept(db: asyncpg.Pool, queue: Queue) -> None:
-    headers = '{"Authorization": "Bearer hidden"}'
-    await queue.send('{"headers": %s, "body": "*", "isBase64Encoded": true}' % headers)
+    await queue.send('{"headers": {"Authorization": "Bearer hidden"}, "body": "*", "isBase64Encoded": true}')
     async with reading(db, queue.feed("trusted")):
         await queue.emptied()
     assert [bytes(row["raw"]) for row in await stored(db)] == [b"*"]

@@ -107,6 +107,10 @@ class Archive:
         finally:
             self._keep_within_limit()
 
+    def waiting_bytes(self) -> int:
+        """Return how much waits in the spool to be carried to S3."""
+        return sum(map(_size, self._spool.glob(READY)))
+
     def _key(self, path: Path) -> str:
         day = f"{path.name[:4]}/{path.name[4:6]}/{path.name[6:8]}"
         return "/".join(filter(None, (self._place.prefix, day, path.name)))

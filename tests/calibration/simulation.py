@@ -173,14 +173,14 @@ class Simulation:
         return of_class.first_heard <= now or start == end
 
     def _curve(self, name: risk.Stratum, which: int, now: float) -> risk.Curve:
-        """Return the curve, as it was recomputed within the last quarter of an hour or hundred controls."""
+        """Return the curve, as it was recomputed within the last quarter of an hour or two hundred controls."""
         here, proved = self.strata[name], self.proved[name]
         start, end = here.history(now)
         known = len(proved.at)
         key = self.world.groups[which].message_class
         if built := here.built.get(key):
             when, last, last_known, curve = built
-            if now - when < 900 or (end - last < HISTORY // 20 and known - last_known < max(1, known // 20)):
+            if now - when < 900 or (end - last < HISTORY // 10 and known - last_known < max(1, known // 10)):
                 return curve
         at, lag = here.old_at[start:end], here.old_lag[start:end]
         first = max(0, known - HISTORY)
@@ -329,5 +329,7 @@ def _tick(at: float) -> float:
 
 def p_value(stated: float, actual: int) -> float:
     """Return the probability of so many duplicates or more where their number is Poisson with the stated mean."""
-    below = math.fsum(math.exp(i * math.log(stated) - stated - math.lgamma(i + 1)) for i in range(actual)) if stated else 0
+    below = (
+        math.fsum(math.exp(i * math.log(stated) - stated - math.lgamma(i + 1)) for i in range(actual)) if stated else 0
+    )
     return 1.0 if actual == 0 else max(0.0, 1 - below)

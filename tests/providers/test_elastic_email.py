@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -131,13 +133,12 @@ async def verdict(request: Delivery, *secrets: str) -> str:
 async def test_only_the_secret_in_the_url_makes_a_notification_elastic_emails() -> None:
     assert await verdict(by_get("secret=s3cret&status=Sent"), SECRET) == "verified"
     assert await verdict(by_get("secret=other&status=Sent"), SECRET) == "signature"
-    assert await verdict(by_get("status=Sent"), SECRET) == "signature"
-    assert await verdict(by_get("to=a%40b.example"), SECRET) == "signature"
-    assert await verdict(Delivery(b"status=Sent", {}), SECRET) == "signature"
+    for bare in (by_get("status=Sent"), by_get("to=a%40b.example"), Delivery(b"status=Sent", {})):
+        assert await verdict(bare, SECRET) in ("signature", "missing")
     assert await verdict(by_get("secret=s3cret&status=Sent"), "s3cret") == "no_secret"
 
 
-@pytest.mark.parametrize("query", ["", "secret=s3cret", "secret=wrong", "validate=1", "%73tatus=Sent"])
+@pytest.mark.parametrize("query", ["", "secret=s3cret", "secret=wrong", "validate=1", "%73tatus=Sent", "secret=x&"])
 async def test_a_get_without_an_event_is_a_probe_and_stores_nothing(query: str) -> None:
     assert await verdict(by_get(query), SECRET) == "verified"
     assert await verdict(by_get(query)) == "verified"
@@ -146,9 +147,54 @@ async def test_a_get_without_an_event_is_a_probe_and_stores_nothing(query: str) 
     assert PROVIDER.facts.methods == ("POST", "GET")
 
 
+RENAMED = "secret=s3cret&Status=Sent&To=ana%40b.example"
+
+
+async def test_a_notification_none_of_whose_fields_is_known_is_kept_and_counted_if_it_carries_the_secret() -> None:
+    assert await verdict(by_get(RENAMED), SECRET) == "verified"
+    found = PROVIDER.parse(by_get(RENAMED))
+    (event,) = found.events
+    assert (found.control, found.anomalies) == (None, {"damaged": 1})
+    assert (event.kind, event.testimony, event.message_id) == (Kind.UNKNOWN, NOTHING, None)
+    assert PROVIDER.parse(by_get(RENAMED)).events[0].event_id == event.event_id
+    assert PROVIDER.parse(by_get(RENAMED.replace("ana", "bo"))).events[0].event_id != event.event_id
+    for other in (RENAMED.replace("s3cret", "other"), RENAMED.partition("&")[2]):
+        assert await verdict(by_get(other), SECRET) in ("signature", "missing")
+
+
+def test_what_may_be_the_secret_is_not_kept() -> None:
+    (event,) = PROVIDER.parse(by_get(RENAMED)).events
+    assert event.raw == b"secret&Status&To"
+
+
+@pytest.mark.parametrize("name", ["to", "status", "postback", "channel"])
+def test_a_secret_of_the_name_of_an_events_field_would_be_kept_so_it_is_objected_to(name: str) -> None:
+    objection = PROVIDER.objection("secrets", f"query:{name}=s3cret")  # type: ignore[attr-defined]
+    assert f"own field ({name})" in objection
+    assert "s3cret" not in objection
+    assert PROVIDER.objection("secrets", f"header:{name}=s3cret") is None  # type: ignore[attr-defined]
+    assert PROVIDER.objection("topics", f"query:{name}=s3cret") is None  # type: ignore[attr-defined]
+
+
 def test_a_secret_that_no_request_can_carry_is_objected_to() -> None:
     assert PROVIDER.objection("secrets", "s3cret") is not None  # type: ignore[attr-defined]
     assert PROVIDER.objection("secrets", SECRET) is None  # type: ignore[attr-defined]
+
+
+# --- what a send is answered
+
+ANSWERS = {"api_send_ok": (MESSAGE, "accepted", "Confirm with the MessageID of the answer, not its TransactionID")}
+"""For each answer: its id as the sender's side keeps it, what it proves, and the words that say so in the setup."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_names_the_message_as_its_events_do_and_the_setup_says_what_it_proves(name: str) -> None:
+    message_id, _, words = ANSWERS[name]
+    answer = json.loads(fixture(f"elastic_email/{name}.json"))
+    assert answer["MessageID"].strip("<> ") == message_id
+    told_of = [by_get(fixture(f"elastic_email/{status}.form").decode()) for status in EXPECTED]
+    assert {PROVIDER.parse(request).events[0].message_id for request in told_of} == {message_id}
+    assert words in " ".join(PROVIDER.facts.setup)
 
 
 # --- stamp and sample
@@ -187,17 +233,17 @@ ROW = {
     "ChannelName": KEY,
     "MessageCategory": "Unknown",
 }
-ASKED = Query(NOW - timedelta(hours=1), NOW, KEY, ANA)
 
 
-async def looked_up(*pages: object) -> list[Event]:
-    answers = iter([*pages, []])
+async def looked_up(*pages: object, key: str = KEY) -> list[Event]:
+    """What search yields of these pages, after which there is none."""
+    answers = iter(pages)
 
     def spoil(_: web.Request) -> web.Response:
-        return web.json_response(next(answers))
+        return web.json_response(next(answers, []))
 
     async with asked("elastic_email", Fake([]), spoil) as (feed, api):
-        return await search("elastic_email", feed, api, ASKED)
+        return await search("elastic_email", feed, api, Query(NOW - timedelta(hours=1), NOW, key, ANA))
 
 
 @pytest.mark.parametrize(
@@ -227,10 +273,27 @@ async def test_what_the_events_api_lists_and_nobody_knows_proves_nothing() -> No
     assert (event.kind, event.testimony) == (Kind.UNKNOWN, NOTHING)
 
 
-@pytest.mark.parametrize("channel", ["HTTP API", "Orders", "", None, "k" * 49])
-async def test_a_channel_that_can_be_no_key_is_none(channel: str | None) -> None:
-    (event,) = await looked_up([{**ROW, "ChannelName": channel}])
-    assert event.send_key is None
+@pytest.mark.parametrize(
+    "change",
+    [{"ChannelName": channel} for channel in ("HTTP API", "Orders", "orders", "", None, "k" * 49)]
+    + [{"ChannelName": "HTTP API", "To": to} for to in ("ANA.Reyes@Example.com", None)],
+)
+async def test_mail_to_the_recipient_by_a_channel_that_is_no_key_may_be_the_sought_one(change: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="^unnamed"):
+        await looked_up([], [ROW | change])
+
+
+@pytest.mark.parametrize(
+    "change", [{"To": "bo.lind@example.net", "ChannelName": "HTTP API"}, {"ChannelName": "0" * 48}]
+)
+async def test_mail_to_somebody_else_or_of_another_key_is_not(change: dict[str, Any]) -> None:
+    (event,) = await looked_up([], [ROW | change])
+    assert event.send_key in (None, "0" * 48)
+
+
+async def test_a_plain_key_is_known_by_its_channel() -> None:
+    (event,) = await looked_up([ROW | {"ChannelName": "order-1"}], key="order-1")
+    assert (event.send_key, event.testimony) == ("order-1", YES)
 
 
 @pytest.mark.parametrize("page", [{"Error": "no"}, [7], [{}], [{"MsgID": "m"}], [{"EventType": "Sent"}], None])
@@ -264,6 +327,13 @@ async def test_a_place_that_is_not_there_is_no_empty_back_fill() -> None:
         return web.Response(status=404)
 
     async with asked("elastic_email", Fake([]), spoil) as (feed, api):
-        assert await search("elastic_email", feed, api, ASKED) == []
         with pytest.raises(ApiError, match="not_found"):
             await search("elastic_email", feed, api, Query(NOW - timedelta(hours=1), NOW))
+
+
+async def test_of_a_channel_that_nobody_used_the_span_is_read() -> None:
+    fake = Fake([Sent("0" * 48)])
+    async with asked("elastic_email", fake) as (feed, api):
+        events = await search("elastic_email", feed, api, Query(NOW - timedelta(hours=1), NOW, KEY, ANA))
+    assert {event.send_key for event in events} == {"0" * 48}
+    assert paths(fake) == [f"/v4/events/channels/{KEY}", "/v4/events", "/v4/events"]

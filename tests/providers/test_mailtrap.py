@@ -226,13 +226,28 @@ async def test_the_secrets_of_two_streams_fit_one_feed() -> None:
     assert await verdict(signed(b""), "") == "no_secret"
 
 
+# --- what a send is answered
+
+ANSWERS = {"api_send_ok": ([MESSAGE], "accepted", "Confirm with the one of the answer's message_ids")}
+"""For each answer: its ids as the sender's side keeps them, what it proves, and the words that say so in the setup."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_names_the_message_as_its_events_do_and_the_setup_says_what_it_proves(name: str) -> None:
+    ids, _, words = ANSWERS[name]
+    answer = json.loads(fixture(f"mailtrap/{name}.json"))
+    assert ([message_id.strip("<> ") for message_id in answer["message_ids"]], answer["success"]) == (ids, True)
+    assert {event.message_id for file in FILES.values() for event in parsed(file.read_bytes()).events} == set(ids)
+    assert words in " ".join(PROVIDER.facts.setup)
+
+
 # --- stamp, facts and samples
 
 
 def test_the_stamp_fills_both_slots() -> None:
     stamp = PROVIDER.stamp(KEY)
     assert stamp.body == {"custom_variables": {"send_key": KEY}, "category": KEY}
-    assert stamp.smtp_headers == {"X-MT-Custom-Variables": f'{{"send_key":"{KEY}"}}', "X-MT-Category": KEY}
+    assert stamp.smtp_headers == {"X-MT-Custom-Variables": f'{{"send_key": "{KEY}"}}', "X-MT-Category": KEY}
     assert stamp.headers == {}
     assert parse(event="delivery", **stamp.body).send_key == KEY
     assert parse(event="delivery", **PROVIDER.stamp("receipt-1042").body).send_key == "receipt-1042"
@@ -371,6 +386,40 @@ async def test_a_filter_that_the_api_ignores_makes_nobody_elses_mail_evidence() 
     assert (await found_in(Deaf([*sends, Sent(OTHER, message_id="control")]))).answer is Answer.ABSENT
 
 
+LISTED = {"message_id": "m", "status": "delivered", "to": ANA, "category": None, "custom_variables": {}}
+
+
+async def looked_up(key: str, *pages: list[dict[str, Any]]) -> list[Event]:
+    """What search yields of these answers, one a question."""
+    answers = iter(pages)
+
+    def spoil(_: web.Request) -> web.Response:
+        return web.json_response({"messages": next(answers, []), "next_page_cursor": None})
+
+    async with asked("mailtrap", Fake([]), spoil) as (feed, api):
+        return await search("mailtrap", feed, api, Query(NOW - timedelta(hours=1), NOW, key, ANA))
+
+
+async def test_a_category_that_is_the_key_asked_for_is_ours_whatever_it_looks_like() -> None:
+    for pages in ([[LISTED | {"category": "receipt-1042"}]], [[], [LISTED | {"category": "receipt-1042"}]]):
+        (event,) = await looked_up("receipt-1042", *pages)
+        assert (event.send_key, event.testimony) == ("receipt-1042", "accepted")
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"category": "Receipts"}, {"to": "ANA.Reyes@Example.com"}, {"to": None}, {"custom_variables": None}]
+)
+async def test_mail_to_the_recipient_without_a_key_may_be_the_sought_one(change: dict[str, Any]) -> None:
+    for key in (KEY, "receipt-1042"):
+        with pytest.raises(ApiError, match="^unnamed"):
+            await looked_up(key, [], [LISTED | change])
+
+
+@pytest.mark.parametrize("change", [{"to": "bo.lind@example.net"}, {"category": OTHER}])
+async def test_mail_to_somebody_else_or_of_another_key_is_not(change: dict[str, Any]) -> None:
+    assert len(await looked_up(KEY, [], [LISTED | change])) == 1
+
+
 async def test_the_span_is_asked_for_in_utc_and_a_little_wider() -> None:
     fake = Fake([])
     since = datetime.fromisoformat("2026-11-02T09:00:00.5+02:00")
@@ -379,11 +428,11 @@ async def test_the_span_is_asked_for_in_utc_and_a_little_wider() -> None:
     assert [dict(request.query) for request in fake.requests] == [
         {
             "filters[sent_after]": "2026-11-02T06:59:59Z",
-            "filters[sent_before]": "2026-11-02T07:01:01Z",
+            "filters[sent_before]": "2026-11-02T07:01:02Z",
             "filters[category][operator]": "equal",
             "filters[category][value]": KEY,
         },
-        {"filters[sent_after]": "2026-11-02T06:59:59Z", "filters[sent_before]": "2026-11-02T07:01:01Z"},
+        {"filters[sent_after]": "2026-11-02T06:59:59Z", "filters[sent_before]": "2026-11-02T07:01:02Z"},
     ]
 
 

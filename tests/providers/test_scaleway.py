@@ -91,8 +91,21 @@ def test_a_webhook_means_and_proves_what_scaleway_says_of_it(name: str) -> None:
 
 
 def test_every_webhook_fixture_is_expected() -> None:
-    names = {file.stem for file in (FIXTURES / "scaleway").glob("*") if not file.stem.startswith("api_")}
-    assert names == {*WEBHOOKS, "sns_subscription_confirmation"}
+    names = {file.stem for file in (FIXTURES / "scaleway").glob("*")}
+    assert names == {*WEBHOOKS, *ANSWERS, "api_webhook_events", "sns_subscription_confirmation"}
+
+
+ANSWERS = {"api_send_ok": (MESSAGE, "accepted")}
+"""What a send is answered: the id as a confirmation stores it, and what the answer proves."""
+
+
+def test_of_the_two_ids_of_an_answer_events_carry_the_e_mail_s() -> None:
+    (email,) = json.loads(fixture("scaleway/api_send_ok.json"))["emails"]
+    queued = parse(fixture("scaleway/email_queued.json"))
+    assert (email["id"].strip("<> "), queued.testimony) == ANSWERS["api_send_ok"]
+    assert queued.message_id == MESSAGE
+    assert email["message_id"] != MESSAGE
+    assert any(step.startswith("Confirm with emails[].id of the answer") for step in PROVIDER.facts.setup)
 
 
 def test_an_event_is_the_same_in_its_envelope_bare_and_in_the_apis_list() -> None:
@@ -212,6 +225,23 @@ async def test_a_look_up_asks_for_the_recipient_and_reads_what_was_published() -
     assert {request.query.get("email_id") for request in fake.requests} == {None, MESSAGE}
 
 
+@pytest.mark.parametrize(
+    ("sent_to", "wanted"),
+    [
+        ("Ana.Reyes@Example.com", "ana.reyes@EXAMPLE.com"),
+        ("ana.reyes@example.com", "Ana.Reyes@example.com"),
+        ("o'brien@example.com", "o'brien@example.com"),
+        ("ana@grüße.example", "ana@xn--gre-6ka8l.example"),
+    ],
+)
+async def test_an_address_that_a_filter_might_miss_is_compared_instead(sent_to: str, wanted: str) -> None:
+    fake = Fake([Sent(KEY, sent_to, MESSAGE), Sent("b" * 48, "bo@example.net", "another")])
+    assert {event.send_key for event in await found(fake, sought(recipient=wanted))} == {KEY}
+    emails = next(request for request in fake.requests if request.path.endswith("/emails"))
+    assert "mail_rcpt" not in emails.query
+    assert "another" not in {request.query.get("email_id") for request in fake.requests}
+
+
 async def test_what_the_list_holds_is_the_event_that_the_webhook_brings() -> None:
     events = await found(Fake([SENT]), sought())
     published = [item["data"].encode() for item in events_of(SENT)]
@@ -230,6 +260,20 @@ async def test_an_email_whose_headers_nothing_shows_makes_the_answer_silent() ->
     with pytest.raises(ApiError, match="^unnamed: .*webhook"):
         await found(fake, sought())
     assert [event.message_id for event in await found(fake, sought(wire_key="b" * 48))] == ["another"] * 2
+
+
+async def test_an_email_whose_events_have_lost_the_key_may_be_the_sought_one() -> None:
+    with pytest.raises(ApiError, match="^unnamed"):
+        await found(Fake([Sent("", ANA, "lost")]), sought())
+    assert {event.send_key for event in await found(Fake([SENT, Sent("", ANA, "lost")]), sought())} == {None, KEY}
+
+
+async def test_a_blocked_email_whose_event_is_not_published_may_be_the_sought_one() -> None:
+    blocked = [Sent("b" * 48, ANA, "one", rejected=True), Sent("c" * 48, ANA, "two", rejected=True)]
+    for unseen in (("b" * 48, "c" * 48), ("b" * 48,)):
+        with pytest.raises(ApiError, match="^unnamed"):
+            await found(Fake(blocked, unseen=unseen), sought())
+    assert len(await found(Fake(blocked), sought())) == 2
 
 
 async def test_a_blocked_send_is_found_by_its_key_though_its_event_names_no_email() -> None:

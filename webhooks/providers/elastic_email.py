@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
-import msgspec
+from msgspec.structs import replace
 
-from webhooks.asking import Api, ApiError, Pages, Query, credential, items
-from webhooks.event import Event, Kind, Testimony, derived_id
+from webhooks.asking import Api, ApiError, Query, by_offset, credential, items, needed, utc
+from webhooks.event import HASHED_KEY, PLAIN_KEY, Event, Kind, Testimony, bounded_id, derived_id, same_mailbox, unread
 from webhooks.forms import form_fields, query_fields
 from webhooks.payload import first, id_at, iso_time, short, text_at
 from webhooks.provider import (
@@ -33,7 +34,7 @@ from webhooks.provider import (
     Verified,
     sampled_name,
 )
-from webhooks.signature import CREDENTIAL_SCHEMES, credential_headers, credential_only, octets
+from webhooks.signature import credential_headers, credential_objection, credential_only, octets
 
 FACTS: Final = Facts(
     title="Elastic Email (REST API v4, HTTP notifications)",
@@ -48,9 +49,9 @@ FACTS: Final = Facts(
         " [help.elasticemail.com 4804685]"
     ),
     authentication=(
-        "nothing is signed. secrets: query:name=value for a secret in the notification URL. Webhooks of 2026 can post"
-        " JSON and sign it, but what is signed was not found: leave them at Get [help.elasticemail.com 4804685,"
-        " api-evangelist/elastic-email 2026-10]"
+        "nothing is signed. secrets: query:name=value for a secret in the notification URL, of a name that no field of a"
+        " notification has. Webhooks of 2026 can post JSON and sign it, but what is signed was not found: leave them at"
+        " Get [help.elasticemail.com 4804685, api-evangelist/elastic-email 2026-10]"
     ),
     signs_body=False,
     signs_time=False,
@@ -61,8 +62,10 @@ FACTS: Final = Facts(
     redelivers_for=timedelta(0),
     look_up=(
         "by our key as the channel: GET /v4/events/channels/{key}; all of a span: GET /v4/events with from and to in"
-        " UTC (assumed: the notifications' dates are), at most 1,000 items a page. api_key is a key with the access"
-        " level ViewReports. How soon it shows a send was not found: 15 min are allowed for"
+        " UTC (assumed: the notifications' dates are), at most 1,000 items a page. Where the channel holds nothing the"
+        " span is read: what went to the recipient by a channel that is no wire key of 48 hex digits makes it unclear."
+        " api_key is a key with the access level ViewReports. How soon it shows a send was not found: 15 min are allowed"
+        " for"
         " [ElasticEmail/elasticemail-python docs/EventsApi.md]"
     ),
     registration=(
@@ -83,43 +86,42 @@ FACTS: Final = Facts(
         "Leave the delivery method of a webhook at Get: posted JSON is not read",
         "By SMTP switch on custom headers in the account's settings, else X-ElasticEmail-Postback does not come back",
         "The stamp sets Options.ChannelName to the key, for look-ups: reports by channel then show single sends",
-        "Confirm with the MessageID of the answer, not the TransactionID, and send to one recipient at a time",
+        "Confirm with the MessageID of the answer, not its TransactionID, and send to one recipient at a time",
         "For look-ups and back-fills set api_key; back-fill after each outage, since nothing is known to come again",
     ),
-    key_is_echoed_in=(
-        "every notification of a send with a postback; notifications of sends without one are stored and joined by"
-        " message id where exactly one row has it; else they decide nothing"
-    ),
+    key_is_echoed_in=("every notification of a send with a postback"),
     first_event_is_delivery=True,
 )
 
+_ACCEPTED: Final = Testimony.ACCEPTED
+
 MEANINGS: Final[Meanings] = MappingProxyType(
     {
-        "Sent": (Kind.SENT, Testimony.ACCEPTED),
-        "Opened": (Kind.OPENED, Testimony.ACCEPTED),
-        "Clicked": (Kind.CLICKED, Testimony.ACCEPTED),
+        "Sent": (Kind.SENT, _ACCEPTED),
+        "Opened": (Kind.OPENED, _ACCEPTED),
+        "Clicked": (Kind.CLICKED, _ACCEPTED),
         # Bounces too. Category Ignore is "suppressed": blocked in the account, cancelled, or not delivered within 48
         # hours [help.elasticemail.com 2300650] - the message was taken, and it may have been tried.
-        "Error": (Kind.BOUNCED, Testimony.ACCEPTED),
-        "AbuseReport": (Kind.COMPLAINED, Testimony.ACCEPTED),
-        "Unsubscribed": (Kind.UNSUBSCRIBED, Testimony.ACCEPTED),
+        "Error": (Kind.BOUNCED, _ACCEPTED),
+        "AbuseReport": (Kind.COMPLAINED, _ACCEPTED),
+        "Unsubscribed": (Kind.UNSUBSCRIBED, _ACCEPTED),
     }
 )
 """What each `status` of a notification means and proves [help.elasticemail.com 4804685]."""
 
 _LISTED: Final[Meanings] = MappingProxyType(
     {
-        "Submission": (Kind.QUEUED, Testimony.ACCEPTED),
-        "FailedAttempt": (Kind.DEFERRED, Testimony.ACCEPTED),
-        "Sent": (Kind.SENT, Testimony.ACCEPTED),
-        "Error": (Kind.BOUNCED, Testimony.ACCEPTED),
-        "Bounce": (Kind.BOUNCED, Testimony.ACCEPTED),
-        "Suppress": (Kind.BOUNCED, Testimony.ACCEPTED),  # as category Ignore: whether it was tried is not said
-        "Open": (Kind.OPENED, Testimony.ACCEPTED),
-        "Click": (Kind.CLICKED, Testimony.ACCEPTED),
-        "Complaint": (Kind.COMPLAINED, Testimony.ACCEPTED),
-        "Unsubscribe": (Kind.UNSUBSCRIBED, Testimony.ACCEPTED),
-        "TransactionalUnsubscribe": (Kind.UNSUBSCRIBED, Testimony.ACCEPTED),
+        "Submission": (Kind.QUEUED, _ACCEPTED),
+        "FailedAttempt": (Kind.DEFERRED, _ACCEPTED),
+        "Sent": (Kind.SENT, _ACCEPTED),
+        "Error": (Kind.BOUNCED, _ACCEPTED),
+        "Bounce": (Kind.BOUNCED, _ACCEPTED),
+        "Suppress": (Kind.BOUNCED, _ACCEPTED),  # as category Ignore: whether it was tried is not said
+        "Open": (Kind.OPENED, _ACCEPTED),
+        "Click": (Kind.CLICKED, _ACCEPTED),
+        "Complaint": (Kind.COMPLAINED, _ACCEPTED),
+        "Unsubscribe": (Kind.UNSUBSCRIBED, _ACCEPTED),
+        "TransactionalUnsubscribe": (Kind.UNSUBSCRIBED, _ACCEPTED),
     }
 )
 """What each `EventType` of the events API means and proves [ElasticEmail/elasticemail-python docs/EventType.md]."""
@@ -133,11 +135,9 @@ _FIELDS: Final = frozenset(
 """The fields of a notification. Whatever else the URL holds may be the feed's secret: it is neither read nor kept."""
 
 _DATE: Final = "%m/%d/%Y %I:%M:%S %p"  # assumed: the documents only say that it is text in UTC
-_ISO: Final = "%Y-%m-%dT%H:%M:%S"
 _API: Final = "https://api.elasticemail.com"
 _PAGE: Final = 1_000
-_NOT_FOUND: Final = 404
-_KEY: Final = re.compile(r"[a-z0-9_-]{1,48}")
+"""Events on a page, at most [ElasticEmail/elasticemail-python docs/EventsApi.md]."""
 _CREDENTIAL: Final = "query:name=value"
 
 
@@ -155,18 +155,22 @@ class ElasticEmail:
         )
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
-        """Judge the credential in the URL; a GET without any field is a probe and needs none: nothing is stored."""
-        if delivery.method == "GET" and not _told(delivery):
-            return Verified()
-        return credential_only(delivery, feed.secrets, _CREDENTIAL)
+        """Judge the credential in the URL; a GET of one field that is none of an event's is a probe and needs none.
+
+        Of a probe nothing is stored.
+        """
+        return Verified() if _is_probe(delivery) else credential_only(delivery, feed.secrets, _CREDENTIAL)
 
     def parse(self, delivery: Delivery) -> Parsed:
         """Return the one event that the query string tells, or the fields of a posted form."""
-        raw = _told(delivery)
-        if delivery.method == "GET" and not raw:
+        if _is_probe(delivery):
             return Parsed(control="ping")
-        fields = query_fields(raw) if delivery.method == "GET" else form_fields(delivery)
-        return Parsed((_event(dict(reversed(fields)), raw),))
+        raw = _told(delivery)
+        if delivery.method != "GET":
+            return Parsed((_event(form_fields(delivery), raw),))
+        if not raw:  # its fields have other names than are known here
+            return Parsed((_unread(delivery.query),), anomalies={"damaged": 1})
+        return Parsed((_event(query_fields(raw), raw),))
 
     def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
         """Return an example notification, by Elastic Email's status or a normalised kind."""
@@ -177,26 +181,36 @@ class ElasticEmail:
         return Delivery(b"", headers, "GET", "&".join(filter(None, (query, urlencode(fields)))))
 
     def objection(self, setting: Literal["secrets", "topics"], value: str) -> str | None:
-        """Return what is wrong with a secret that no request can carry."""
-        if setting != "secrets" or value.startswith(CREDENTIAL_SCHEMES):
+        """Return what is wrong with a secret that no request can carry, or that would be kept as an event's field."""
+        if setting != "secrets":
             return None
-        return f"verifies nothing, since Elastic Email signs no notification: write {_CREDENTIAL}"
+        name = value.removeprefix("query:").partition("=")[0]
+        if value.startswith("query:") and name in _FIELDS:
+            return f"has the name of a notification's own field ({name}), so it would be stored: choose another name"
+        return credential_objection("Elastic Email", _CREDENTIAL, value)
 
     async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
-        """Yield the events of the channel that is named like the key, or all events of the span."""
-        key = credential(feed.api_key, "api_key", feed)
-        place = f"/v4/events/channels/{query.wire_key}" if query.wire_key else "/v4/events"
-        span = {"from": query.since.astimezone(UTC), "to": query.until.astimezone(UTC) + timedelta(seconds=1)}
-        params = {name: time.strftime(_ISO) for name, time in span.items()}
-        params |= {"orderBy": "DateAscending", "limit": str(_PAGE)}
-        # What the channel of a key that nobody used is answered was not found. If 404, the control tells what it means.
-        expect = (_NOT_FOUND,) if query.wire_key else ()
-        pages, offset = Pages(), 0
-        while rows := await _page(api, f"{feed.api_url or _API}{place}", key, params | {"offset": str(offset)}, expect):
-            pages.turn(derived_id(msgspec.json.encode(rows).decode()))
-            for row in rows:
-                yield _listed(row)
-            offset += len(rows)
+        """Yield the events of the channel that is named like the key; where there are none, and without a key, all.
+
+        Raises ApiError where the recipient was sent to by a channel that is no key of ours: it may be the sought one.
+        """
+        found, unnamed = False, False
+        for place in [f"/v4/events/channels/{query.wire_key}", "/v4/events"] if query.wire_key else ["/v4/events"]:
+            async for item in _listed(place, query, feed, api):
+                event = _found(item)
+                found, unnamed = found or event.send_key == query.wire_key, unnamed or _may_be_sought(event, query)
+                yield event
+            if query.wire_key and found:
+                return
+        if query.wire_key and unnamed:
+            raise ApiError(
+                "unnamed", "an event to this recipient has a channel that is no key: it may be the sought one's"
+            )
+
+
+def _is_probe(delivery: Delivery) -> bool:
+    # The URL as it was entered, which has one field at most: its secret.
+    return delivery.method == "GET" and not _told(delivery) and "&" not in delivery.query.strip("&")
 
 
 def _told(delivery: Delivery) -> bytes:
@@ -207,7 +221,14 @@ def _told(delivery: Delivery) -> bytes:
     return b"&".join(piece for piece in pieces if piece.partition(b"=")[0].decode("latin-1") in _FIELDS)
 
 
-def _event(fields: dict[str, str], raw: bytes) -> Event:
+def _unread(query: str) -> Event:
+    # Which of its fields is the secret can't be told, so only their names are kept.
+    names = b"&".join(piece.partition(b"=")[0] for piece in octets(query).split(b"&"))
+    return replace(unread(names, "elastic_email"), event_id=derived_id("elastic_email", query))
+
+
+def _event(pairs: list[tuple[str, str]], raw: bytes) -> Event:
+    fields = dict(reversed(pairs))  # the first of a name that is there twice
     status = text_at(fields, "status")
     if status is None:
         raise BadPayload("no status: not a notification of Elastic Email")
@@ -232,36 +253,57 @@ def _time(date: str) -> datetime | None:
     return iso_time(date)
 
 
-async def _page(api: Api, url: str, key: str, params: dict[str, str], expect: tuple[int, ...]) -> list[object]:
-    reply = await api.call("GET", url, headers={"X-ElasticEmail-ApiKey": key}, params=params, expect=expect)
-    return [] if reply.status == _NOT_FOUND else items(reply.value)
+# -- asking ------------------------------------------------------------------------------------------------------------
 
 
-def _listed(row: object) -> Event:
-    event_type = text_at(row, "EventType")
-    message_id = id_at(row, "MsgID") or id_at(row, "TransactionID")
-    if event_type is None or message_id is None:
-        raise ApiError("garbage", "an item of the API's answer is no event")
+def _listed(place: str, query: Query, feed: Feed, api: Api) -> AsyncIterator[Any]:
+    """Yield the events of a place, page by page until an empty one. Raises ApiError."""
+    headers = {"X-ElasticEmail-ApiKey": credential(feed.api_key, "api_key", feed)}
+    since, until = (utc(seconds).removesuffix("Z") for seconds in query.seconds())
+    span = {"from": since, "to": until, "orderBy": "DateAscending", "limit": str(_PAGE)}
+    # What the channel of a key that nobody used is answered was not found. If 404, the control tells what it means.
+    expect = (HTTPStatus.NOT_FOUND,) if place.endswith(f"/{query.wire_key}") else ()
+
+    async def ask(offset: int) -> list[Any]:
+        params = {**span, "offset": str(offset)}
+        reply = await api.call("GET", (feed.api_url or _API) + place, headers=headers, params=params, expect=expect)
+        return [] if reply.status == HTTPStatus.NOT_FOUND else items(reply.value)
+
+    return by_offset(ask)
+
+
+def _may_be_sought(event: Event, query: Query) -> bool:
+    # A channel of such a form as a plain key may be the application's own, which took the place of our key.
+    to_them = event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
+    return to_them and not HASHED_KEY.fullmatch(event.send_key or "")
+
+
+def _found(item: object) -> Event:
+    event_type = needed(item, "EventType")
+    message_id = id_at(item, "MsgID") or bounded_id(needed(item, "TransactionID"))
     kind, testimony = _LISTED.get(event_type, UNKNOWN)
-    channel = text_at(row, "ChannelName") or ""
-    recipient, date = text_at(row, "To"), text_at(row, "EventDate")
+    channel = text_at(item, "ChannelName") or ""
+    recipient, date = text_at(item, "To"), text_at(item, "EventDate")
     return Event(
         kind=kind,
         testimony=testimony,
         message_id=message_id,
         event_id=derived_id("elastic_email", "look-up", message_id, recipient, event_type, date),
-        send_key=channel if _KEY.fullmatch(channel) else None,  # others name their channels as they like
+        send_key=channel if PLAIN_KEY.fullmatch(channel) else None,  # others name their channels as they like
         recipient=recipient,
         occurred_at=iso_time(date),
-        reason=_category(kind, row),
-        raw=msgspec.json.encode(row),
+        reason=_category(kind, item),
+        raw=json.dumps(item).encode(),
     )
 
 
-def _category(kind: Kind, row: object) -> str | None:
+def _category(kind: Kind, item: object) -> str | None:
     if kind not in (Kind.BOUNCED, Kind.DEFERRED):
         return None
-    return short(first(text_at(row, name) for name in ("MessageCategory", "Message")))
+    return short(first(text_at(item, name) for name in ("MessageCategory", "Message")))
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
 
 
 def _sample_fields(name: str, wire_key: str, now: datetime) -> dict[str, str]:

@@ -105,7 +105,7 @@ FACTS: Final = Facts(
         "The event types are accepted, delivered, temporary and permanent failure, opened, clicked, unsubscribed, spam",
         "Add it to the domain or to the account, not to both: each event would come twice",
         "Set secrets to the HTTP webhook signing key (it is not the API key); a new one replaces the old at once",
-        'Use TLS: one captured signature fits any body for ever. tolerance = "15m" limits that, and refuses late retries',
+        'Use TLS: one captured signature fits any body for ever; tolerance = "15m" limits it, but refuses late retries',
         "Send v:send_key with each message, by SMTP the header X-Mailgun-Variables; in a batch, one key a recipient",
         "Switch on the domain's open and click tracking, if opened and clicked are wanted",
         "For look-ups, set api_key, api_scope to the domain and, in the EU, api_url to https://api.eu.mailgun.net",

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
-from webhooks.asking import Api, ApiError, Pages, Query, credential, items
-from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
+from webhooks.asking import Api, ApiError, Pages, Query, bearer, credential, items, needed, utc
+from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id, same_mailbox, unread
 from webhooks.payload import at, first, id_at, iso_time, load_object, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
@@ -68,7 +69,8 @@ FACTS: Final = Facts(
     look_up=(
         "GET /api/email_logs with filters sent_after, sent_before and category (equal); custom_variables come back but"
         " can't be filtered by. Invalid and unknown filters are ignored, so each message is compared again; where the"
-        " category finds nothing, all messages of the span are read, since a send by template has none. not_delivered"
+        " category finds nothing, all messages of the span are read, since a send by template has none. One to the"
+        " recipient with neither variable nor category of ours makes it unclear. not_delivered"
         " is a bounce or a reject: GET /api/email_logs/{id} tells. api_key: a token that may read every domain that the"
         " feed sends from; api_scope is not used. Kept for days by plan; no delay is documented, 15 minutes are assumed"
         " [mailtrap/mailtrap-openapi specs/email-sending.openapi.yml]"
@@ -91,6 +93,7 @@ FACTS: Final = Facts(
         "Events: Delivery, Soft bounce, Bounce, Suspension, Reject, Open, Click, Unsubscribe, Spam complaint",
         "Copy the signing secret of each webhook, shown once, into secrets, as it is",
         "Keep all custom variables of a message below 1000 bytes of JSON; sends by template_uuid go without category",
+        "Confirm with the one of the answer's message_ids, one recipient a send",
         "The sandbox has no webhooks for its messages: use the sending API or SMTP",
         (
             "For look-ups: an API token that may read all sending domains into api_key; keep give_up_after well below"
@@ -98,13 +101,14 @@ FACTS: Final = Facts(
         ),
     ),
     key_is_echoed_in=(
-        "every event, unless custom variables and category were left out: such an event is stored and joined by message"
-        " id where exactly one row has it; else it decides nothing"
+        "every event, unless custom variables and category were left out. Of a key that is not 48 hex digits the"
+        " category alone is none, as it may be the application's own"
     ),
     first_event_is_delivery=True,
 )
 
 _ACCEPTED: Final = Testimony.ACCEPTED
+_REJECTED: Final = Testimony.REJECTED
 
 MEANINGS: Final = MappingProxyType(
     {
@@ -118,7 +122,7 @@ MEANINGS: Final = MappingProxyType(
         "spam": (Kind.COMPLAINED, _ACCEPTED),
         "spam_complaint": (Kind.COMPLAINED, _ACCEPTED),  # as subscriptions name it
         "suspension": (Kind.DEFERRED, _ACCEPTED),  # parked; sent once the domain is verified, else a reject follows
-        "reject": (Kind.REJECTED, Testimony.REJECTED),
+        "reject": (Kind.REJECTED, _REJECTED),
     }
 )
 """What each `event` means and proves [mailtrap/mailtrap-docs analytics/statuses-and-events.md]."""
@@ -133,13 +137,12 @@ _STATUSES: Final = MappingProxyType(
 """What each status of the e-mail logs means and proves, but not_delivered [the same, mailtrap/mailtrap-openapi]."""
 
 _SIGNATURE: Final = "mailtrap-signature"
-_HASHED_KEY: Final = re.compile(r"[0-9a-f]{48}")
 _EVENTS: Final = re.compile(rb'"events"\s*:\s*(?=\[)')
 _REASONS: Final = ("reason", "response", "bounce_category")
 _TELLS_APART: Final = ("event", "message_id", "email", "url", "ip", "response")
 _DETAILS: Final = ("reject_reason", "email_service_provider_response", "bounce_category")
 _API: Final = "https://mailtrap.io"
-_SECOND: Final = timedelta(seconds=1)
+_LOGS: Final = "/api/email_logs"
 _MOST_EVENTS: Final = 500
 """Events of one delivery [docs.mailtrap.io/developers/webhooks]; of so many lines one must be an event."""
 
@@ -163,7 +166,7 @@ class Mailtrap:
         return Stamp(
             body={"custom_variables": variables, "category": wire_key},
             smtp_headers={
-                "X-MT-Custom-Variables": msgspec.json.encode(variables).decode(),
+                "X-MT-Custom-Variables": json.dumps(variables),
                 "X-MT-Category": wire_key,
             },
         )
@@ -182,7 +185,7 @@ class Mailtrap:
 
     def parse(self, delivery: Delivery) -> Parsed:
         """Return one event for each element or line; one that can't be read is kept as unknown, counted as damaged."""
-        anomalies: dict[str, int] = {}
+        anomalies: Counter[str] = Counter()
         events = [_event(raw, anomalies) for raw in _pieces(delivery.body)]
         return Parsed(events, anomalies=anomalies)
 
@@ -194,23 +197,20 @@ class Mailtrap:
         return sample_delivery(body, feed.secrets, signed, "the feed has no signing secret: set feeds.<name>.secrets")
 
     async def search(self, query: Query, feed: Feed, api: Api) -> AsyncIterator[Event]:
-        """Yield the messages of our category, and where none of them bears our key, all messages of the span."""
-        asked = _Asked(
-            api, feed.api_url or _API, {"Authorization": f"Bearer {credential(feed.api_key, 'api_key', feed)}"}
-        )
-        span = {
-            "filters[sent_after]": _iso(query.since - _SECOND),
-            "filters[sent_before]": _iso(query.until + _SECOND),
-        }
-        found = False
-        if query.wire_key is not None:
-            ours = {"filters[category][operator]": "equal", "filters[category][value]": query.wire_key}
-            async for event in _listed(asked, {**span, **ours}):
-                found = found or event.send_key == query.wire_key
+        """Yield the messages of our category, and where none of them bears our key, all messages of the span.
+
+        Raises ApiError where one of them shows no key and may be the sought one.
+        """
+        found, unnamed = False, False
+        for filters in _filters(query):
+            async for item in _listed(filters, feed, api):
+                event = await _found(item, query.wire_key, feed, api)
+                found, unnamed = found or event.send_key == query.wire_key, unnamed or _may_be_sought(event, query)
                 yield event
-        if not found:
-            async for event in _listed(asked, span):
-                yield event
+            if query.wire_key and found:
+                return
+        if query.wire_key and unnamed:
+            raise ApiError("unnamed", "a message to this recipient shows no key, so it may be the sought one")
 
 
 def _pieces(body: bytes) -> list[bytes]:
@@ -238,16 +238,17 @@ def _object(raw: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _event(raw: bytes, anomalies: dict[str, int]) -> Event:
+def _event(raw: bytes, anomalies: Counter[str]) -> Event:
     value = _object(raw)
     if value is None:
-        anomalies["damaged"] = anomalies.get("damaged", 0) + 1
+        anomalies["damaged"] += 1
+        return unread(raw, "mailtrap")
     kind, testimony = MEANINGS.get(text_at(value, "event") or "", UNKNOWN)
     return Event(
         kind=kind,
         testimony=testimony,
         message_id=id_at(value, "message_id"),
-        event_id=id_at(value, "event_id") or _event_id(value, raw),
+        event_id=id_at(value, "event_id") or _event_id(value),
         send_key=_send_key(value),
         recipient=text_at(value, "email"),
         occurred_at=unix_time(at(value, "timestamp")),
@@ -256,9 +257,7 @@ def _event(raw: bytes, anomalies: dict[str, int]) -> Event:
     )
 
 
-def _event_id(value: dict[str, Any] | None, raw: bytes) -> str:
-    if value is None:
-        return derived_id("mailtrap", raw.decode("latin-1"))
+def _event_id(value: dict[str, Any]) -> str:
     said = (text_at(value, name) for name in _TELLS_APART)
     return derived_id("mailtrap", str(value.get("timestamp")), *said)
 
@@ -267,27 +266,33 @@ def _send_key(value: object) -> str | None:
     # Our category is known by its form alone: the application may have its own. It is all that is left where the
     # variables were too long.
     category = text_at(value, "category") or ""
-    return text_at(value, "custom_variables", "send_key") or (category if _HASHED_KEY.fullmatch(category) else None)
+    return text_at(value, "custom_variables", "send_key") or (category if HASHED_KEY.fullmatch(category) else None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    api: Api
-    url: str
-    headers: Mapping[str, str]
-
-    async def get(self, path: str, params: Mapping[str, str] | None = None) -> Any:
-        reply = await self.api.call("GET", self.url + path, headers=self.headers, params=params)
-        return reply.value
+# -- asking ------------------------------------------------------------------------------------------------------------
 
 
-async def _listed(asked: _Asked, filters: Mapping[str, str]) -> AsyncIterator[Event]:
-    pages = Pages()
-    params = dict(filters)
+async def _get(path: str, feed: Feed, api: Api, params: Mapping[str, str] | None = None) -> Any:
+    headers = bearer(credential(feed.api_key, "api_key", feed))
+    return (await api.call("GET", (feed.api_url or _API) + path, headers=headers, params=params)).value
+
+
+def _filters(query: Query) -> list[dict[str, str]]:
+    """Return what to ask, one after the other until our key is found."""
+    since, until = query.seconds()  # whether sent_after and sent_before mean their own second is not documented
+    span = {"filters[sent_after]": utc(since - 1), "filters[sent_before]": utc(until + 1)}
+    if query.wire_key is None:
+        return [span]
+    return [{**span, "filters[category][operator]": "equal", "filters[category][value]": query.wire_key}, span]
+
+
+async def _listed(filters: Mapping[str, str], feed: Feed, api: Api) -> AsyncIterator[Any]:
+    """Yield the messages that pass the filters, page by page to the end. Raises ApiError."""
+    pages, params = Pages(), dict(filters)
     while True:
-        answer = await asked.get("/api/email_logs", params)
+        answer = await _get(_LOGS, feed, api, params)
         for item in items(answer, "messages"):
-            yield await _logged(asked, item)
+            yield item
         if "next_page_cursor" not in answer:
             raise ApiError("garbage", "the list of e-mail logs does not say whether it goes on")
         if answer["next_page_cursor"] is None:
@@ -296,24 +301,28 @@ async def _listed(asked: _Asked, filters: Mapping[str, str]) -> AsyncIterator[Ev
         pages.turn(params["search_after"])
 
 
-async def _logged(asked: _Asked, item: object) -> Event:
-    message_id, status = text_at(item, "message_id"), text_at(item, "status")
-    if not (message_id and status):
-        raise ApiError("garbage", "the list holds something that is no message of Mailtrap's e-mail logs")
+def _may_be_sought(event: Event, query: Query) -> bool:
+    to_them = event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
+    return to_them and event.send_key is None
+
+
+async def _found(item: object, wanted: str | None, feed: Feed, api: Api) -> Event:
+    message_id, status = needed(item, "message_id"), needed(item, "status")
     meaning, reason = _STATUSES.get(status, UNKNOWN), None
     if status == "not_delivered":
-        meaning, reason = _end(items(await asked.get(f"/api/email_logs/{quote(message_id, safe='')}"), "events"))
+        meaning, reason = _end(items(await _get(f"{_LOGS}/{quote(message_id, safe='')}", feed, api), "events"))
     kind, testimony = meaning
     return Event(
         kind=kind,
         testimony=testimony,
         message_id=bounded_id(message_id),
         event_id=derived_id("mailtrap", "look-up", message_id, status),
-        send_key=_send_key(item),
+        # A key of the form that an application's own category may have is ours where it is the one that is asked for.
+        send_key=_send_key(item) or (wanted if wanted and text_at(item, "category") == wanted else None),
         recipient=text_at(item, "to"),
         occurred_at=iso_time(at(item, "sent_at")),
         reason=short(reason),
-        raw=msgspec.json.encode(item),
+        raw=json.dumps(item).encode(),
     )
 
 
@@ -326,8 +335,7 @@ def _end(history: Sequence[object]) -> tuple[tuple[Kind, Testimony], str | None]
     return UNKNOWN, None
 
 
-def _iso(time: datetime) -> str:
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+# -- samples -----------------------------------------------------------------------------------------------------------
 
 
 def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:
@@ -340,7 +348,7 @@ def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:
         "custom_variables": {"send_key": wire_key},
         "category": wire_key,
     }
-    return msgspec.json.encode({"events": [event]})
+    return json.dumps({"events": [event]}).encode()
 
 
 PROVIDER: Final[Provider] = Mailtrap()

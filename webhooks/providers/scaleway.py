@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import msgspec
 
 from webhooks import sns
-from webhooks.asking import Api, ApiError, Pages, Query, credential, items
-from webhooks.event import Event, Kind, Testimony, derived_id
+from webhooks.asking import Api, ApiError, Pages, Query, credential, items, needed, utc
+from webhooks.event import Event, Kind, Testimony, derived_id, is_plain_address, same_mailbox
 from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
 from webhooks.provider import (
     UNKNOWN,
@@ -60,7 +60,7 @@ FACTS: Final = Facts(
     refused_status=503,
     look_up=(
         "GET emails?mail_rcpt=&since=&until= lists what was taken, without headers; the key is compared in what GET"
-        " webhooks/{id}/events?email_id= says of each, and what is listed without events makes the answer silent."
+        " webhooks/{id}/events?email_id= says of each, and what is listed without a key makes the answer silent."
         " api_key is a secret key, api_scope the project's ID. How soon a send is listed, and for how long, is not"
         " documented: 15 min and a day are allowed for [SW-SDK tem/v1alpha1/api.py]"
     ),
@@ -77,9 +77,8 @@ FACTS: Final = Facts(
     finds_by="recipient",
     lists=True,
     key_is_echoed_in=(
-        "every email_* event; not in blocklist_created, which is about an address. An event that lost it is stored and"
-        " joined by message id where exactly one row has it; else it decides nothing. email_blocklisted has no message"
-        " id: only the key tells which send it is about [SW-D webhook-events-payloads]"
+        "every email_* event; not in blocklist_created, which is about an address. email_blocklisted has no message id:"
+        " only the key tells which send it is about [SW-D webhook-events-payloads]"
     ),
     setup=(
         "Console, Topics and Events, region Paris: create a standard topic, set topics of this feed to its ARN",
@@ -88,6 +87,7 @@ FACTS: Final = Facts(
         "Tick email_queued, email_deferred, email_delivered, email_dropped, email_mailbox_not_found, email_spam",
         "Tick email_blocklisted and blocklist_created too: look-ups need the events of every type",
         "Nothing is to be switched on for the key: the header X-Send-Key comes back by itself",
+        "Confirm with emails[].id of the answer, which events call email_id; its message_id is in no event",
         "For look-ups set api_key to a secret key that may read Transactional Email, api_scope to the project's ID",
         "Refused for certificate_issuer? Put the current sns-trust-chain.pem into the folder of certificates",
         "Without signatures: no topics, https://user:password@... as endpoint, basic:user:password in secrets",
@@ -96,6 +96,7 @@ FACTS: Final = Facts(
 )
 
 _ACCEPTED: Final = Testimony.ACCEPTED
+_REJECTED: Final = Testimony.REJECTED
 
 MEANINGS: Final = MappingProxyType(
     {
@@ -105,7 +106,7 @@ MEANINGS: Final = MappingProxyType(
         "email_dropped": (Kind.BOUNCED, _ACCEPTED),  # by the recipient's server
         "email_mailbox_not_found": (Kind.BOUNCED, _ACCEPTED),
         "email_spam": (Kind.BOUNCED, _ACCEPTED),  # so a filter says, Scaleway's or the recipient's: nobody complained
-        "email_blocklisted": (Kind.REJECTED, Testimony.REJECTED),
+        "email_blocklisted": (Kind.REJECTED, _REJECTED),
         "blocklist_created": UNKNOWN,
         "unknown_type": UNKNOWN,
     }
@@ -138,9 +139,10 @@ holds it against Scaleway's own file. Authorities below it are renewed sooner: t
 """
 
 _TOPIC: Final = re.compile(r"arn:scw:sns:([a-z]{2}-[a-z]{3}):[A-Za-z0-9-]+:[A-Za-z0-9._-]+")
-API: Final = "https://api.scaleway.com"
+_API: Final = "https://api.scaleway.com"
 _PATH: Final = "/transactional-email/v1alpha1/regions/fr-par"  # its only region [anymail/django-anymail docs]
-_PAGE_SIZE: Final = "100"  # the greatest [SW-SDK ListWebhookEventsRequest]
+_PAGE: Final = 100
+"""Items on a page, at most [SW-SDK ListWebhookEventsRequest]."""
 _NEWEST_FIRST: Final = "created_at_desc"
 
 
@@ -257,31 +259,51 @@ async def _events_to_recipient(
 ) -> AsyncIterator[Event]:
     """Yield the events of all e-mails to a recipient in the span. Raises ApiError where one can't be compared.
 
-    An e-mail without events has no header to compare: where our key is not found elsewhere, it may be ours.
+    One whose events show no key may be the sought one, where that is not found elsewhere.
     """
-    found = False
-    for webhook in webhooks:  # a blocked e-mail's event names no e-mail, but holds its headers
+    named, of_blocked = set(), set()
+    for webhook in webhooks:  # events of blocked e-mails name no e-mail: there have to be as many keys as of these
         async for event in _events_of_span(webhook, {"event_types": "email_blocklisted"}, query, feed, api):
-            found = found or _is_sought(event, query)
+            if event.send_key and _may_be(event.recipient, recipient):
+                of_blocked.add(event.send_key)
             yield event
-    unknown = 0
-    async for email in _listed("/emails", "emails", {"mail_rcpt": recipient, **_span(query)}, feed, api):
-        events = [event async for event in _events_of_email(email, webhooks, feed, api)]
-        found = found or any(_is_sought(event, query) for event in events)
-        unknown += not events and not _is_blocked(email)
-        for event in events:
+    unnamed, blocked = 0, 0
+    async for email in _emails(recipient, query, feed, api):
+        keys = set()
+        async for event in _events_of_email(email, webhooks, feed, api):
+            keys.add(event.send_key)
             yield event
-    if unknown and not found:
-        hint = (
-            "lists e-mails to the recipient without events that show the key: give each domain a webhook of all types"
+        if any(keys):
+            named |= keys
+        elif _is_blocked(email):
+            blocked += 1
+        else:
+            unnamed += 1
+    if (unnamed or blocked > len(of_blocked)) and query.wire_key not in named | of_blocked:
+        raise ApiError(
+            "unnamed", "no event shows the key of an e-mail to this recipient: webhooks need all event types"
         )
-        raise ApiError("unnamed", f"the API {hint}")
+
+
+async def _emails(recipient: str, query: Query, feed: Feed, api: Api) -> AsyncIterator[object]:
+    """Yield the e-mails of the span that may be to a recipient."""
+    since, until = query.seconds()
+    params = {"since": utc(since - 1), "until": utc(until + 1)}  # both bounds may be exclusive
+    if is_plain_address(recipient):
+        params["mail_rcpt"] = recipient
+    async for email in _listed("/emails", "emails", params, feed, api):
+        if _may_be(text_at(email, "mail_rcpt"), recipient):
+            yield email
+
+
+def _may_be(address: str | None, recipient: str) -> bool:
+    return address is None or same_mailbox(address, recipient)
 
 
 async def _webhooks(feed: Feed, api: Api) -> list[str]:
     """Return the ids of the project's webhooks, where the feed has topics only of those that publish to them."""
     listed = [webhook async for webhook in _listed("/webhooks", "webhooks", {}, feed, api)]
-    ids = [_id(webhook) for webhook in listed if not feed.topics or text_at(webhook, "sns_arn") in feed.topics]
+    ids = [needed(webhook, "id") for webhook in listed if not feed.topics or text_at(webhook, "sns_arn") in feed.topics]
     if not ids:
         raise ApiError("not_found", "the project has no webhook for this feed, so nothing shows our key: create one")
     return ids
@@ -299,24 +321,24 @@ async def _events_of_span(
         if created < query.since:
             return
         if created <= query.until:
-            yield _published(item)
+            yield _found(item)
 
 
 async def _events_of_email(email: object, webhooks: list[str], feed: Feed, api: Api) -> AsyncIterator[Event]:
     for webhook in webhooks:
-        path, params = f"/webhooks/{webhook}/events", {"email_id": _id(email)}
+        path, params = f"/webhooks/{webhook}/events", {"email_id": needed(email, "id")}
         async for item in _listed(path, "webhook_events", params, feed, api):
-            yield _published(item)
+            yield _found(item)
 
 
 async def _listed(path: str, name: str, params: dict[str, str], feed: Feed, api: Api) -> AsyncIterator[object]:
     """Yield each item of a list, page by page. Raises ApiError where it can't be read to its end."""
     headers = {"X-Auth-Token": credential(feed.api_key, "api_key", feed)}
-    asked = {"project_id": credential(feed.api_scope, "api_scope", feed), "page_size": _PAGE_SIZE, **params}
+    asked = {"project_id": credential(feed.api_scope, "api_scope", feed), "page_size": str(_PAGE), **params}
     pages, seen, page = Pages(), 0, 1
     while True:
         pages.turn(str(page))
-        url = (feed.api_url or API) + _PATH + path
+        url = (feed.api_url or _API) + _PATH + path
         reply = await api.call("GET", url, headers=headers, params={**asked, "page": str(page)})
         found, total = items(reply.value, name), at(reply.value, "total_count")
         for item in found:
@@ -328,7 +350,7 @@ async def _listed(path: str, name: str, params: dict[str, str], feed: Feed, api:
             return
 
 
-def _published(item: object) -> Event:
+def _found(item: object) -> Event:
     """Return the event that a webhook's list holds as the text that was published."""
     raw = (text_at(item, "data") or "").encode("utf-8", "surrogatepass")
     try:
@@ -337,25 +359,9 @@ def _published(item: object) -> Event:
         raise ApiError("garbage", "an event of the API's list has no payload that can be read") from None
 
 
-def _id(item: object) -> str:
-    if found := text_at(item, "id"):
-        return found
-    raise ApiError("garbage", "an item of the API's list has no id")
-
-
-def _is_sought(event: Event, query: Query) -> bool:
-    return event.send_key is not None and event.send_key == query.wire_key
-
-
 def _is_blocked(email: object) -> bool:
     flags = at(email, "flags")
     return isinstance(flags, list) and "blocklisted" in flags
-
-
-def _span(query: Query) -> dict[str, str]:
-    # Whole seconds, rounded outwards: both bounds may be exclusive.
-    since, until = query.since - timedelta(seconds=1), query.until + timedelta(seconds=1)
-    return {name: f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}" for name, time in (("since", since), ("until", until))}
 
 
 def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:
