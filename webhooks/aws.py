@@ -71,7 +71,7 @@ async def open_client(service: str, region: str, endpoint_url: str | None) -> As
     try:
         from aiobotocore.config import AioConfig  # noqa: PLC0415 - an extra, and slow to import
         from aiobotocore.session import get_session  # noqa: PLC0415
-        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
+        from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError  # noqa: PLC0415
     except ImportError:
         raise ApiError("unconfigured", "AWS needs an extra: pip install 'esp-reconciler[aws]'") from None
     config = AioConfig(
@@ -84,6 +84,8 @@ async def open_client(service: str, region: str, endpoint_url: str | None) -> As
             service, region_name=region, endpoint_url=endpoint_url, config=config
         ) as client:
             yield client
+    except ParamValidationError:
+        raise  # a call that we made wrongly is no fault of AWS
     except (BotoCoreError, ClientError, aiohttp.ClientError, TimeoutError) as error:
         raise aws_failure(error) from error
 

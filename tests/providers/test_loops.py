@@ -136,10 +136,26 @@ def test_the_key_is_sent_as_idempotency_key_and_never_comes_back() -> None:
     assert PROVIDER.facts.echoes_key is False
 
 
-def test_a_repeat_is_answered_409_and_not_as_at_first_so_it_is_no_way_to_retry() -> None:
-    assert PROVIDER.facts.same_key_window is None
-    assert "409" in PROVIDER.facts.native_key
+def test_a_repeat_within_a_day_sends_nothing_so_the_same_key_may_be_tried_again() -> None:
+    assert PROVIDER.facts.same_key_window == timedelta(hours=24)
     assert PROVIDER.facts.finds_by == "nothing"
+
+
+ANSWERS = {
+    "api_send_ok": (True, "accepted", "2xx means that it was sent now"),
+    "api_409_duplicate": (False, "accepted", "409 that it was sent before and is to be confirmed, without an id"),
+}
+"""For each answer, none of which has an id that events carry: its success, what it proves, and what the facts say."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_no_answer_names_a_message_and_the_facts_say_what_it_proves(name: str) -> None:
+    success, _, words = ANSWERS[name]
+    answer = json.loads(fixture(f"loops/{name}.json"))
+    assert answer["success"] is success
+    assert answer.keys() <= {"success", "message"}
+    assert words in PROVIDER.facts.native_key
+    assert "decide nothing" in PROVIDER.facts.key_is_echoed_in
 
 
 @pytest.mark.parametrize("secrets", [(SECRET,), ("bearer:token",), (SECRET, "query:k=v")])

@@ -49,9 +49,9 @@ FACTS: Final = Facts(
         " [help.elasticemail.com 4804685]"
     ),
     authentication=(
-        "nothing is signed. secrets: query:name=value for a secret in the notification URL, of a name that no field of a"
-        " notification has. Webhooks of 2026 can post JSON and sign it, but what is signed was not found: leave them at"
-        " Get [help.elasticemail.com 4804685, api-evangelist/elastic-email 2026-10]"
+        "nothing is signed. secrets: query:name=value for a secret in the notification URL, of a name that no field of"
+        " a notification has. Webhooks of 2026 can post JSON and sign it, but what is signed was not found: leave them"
+        " at Get [help.elasticemail.com 4804685, api-evangelist/elastic-email 2026-10]"
     ),
     signs_body=False,
     signs_time=False,
@@ -64,9 +64,8 @@ FACTS: Final = Facts(
         "by our key as the channel: GET /v4/events/channels/{key}; all of a span: GET /v4/events with from and to in"
         " UTC (assumed: the notifications' dates are), at most 1,000 items a page. Where the channel holds nothing the"
         " span is read: what went to the recipient by a channel that is no wire key of 48 hex digits makes it unclear."
-        " api_key is a key with the access level ViewReports. How soon it shows a send was not found: 15 min are allowed"
-        " for"
-        " [ElasticEmail/elasticemail-python docs/EventsApi.md]"
+        " api_key is a key with the access level ViewReports. How soon it shows a send was not found: 15 min are"
+        " allowed for [ElasticEmail/elasticemail-python docs/EventsApi.md]"
     ),
     registration=(
         "Settings > Notifications, on PRO plans only; the URL must answer 200 to a GET [help.elasticemail.com 4804685]"
@@ -136,6 +135,7 @@ _FIELDS: Final = frozenset(
 
 _DATE: Final = "%m/%d/%Y %I:%M:%S %p"  # assumed: the documents only say that it is text in UTC
 _API: Final = "https://api.elasticemail.com"
+_EVENTS: Final = "/v4/events"
 _PAGE: Final = 1_000
 """Events on a page, at most [ElasticEmail/elasticemail-python docs/EventsApi.md]."""
 _CREDENTIAL: Final = "query:name=value"
@@ -195,7 +195,7 @@ class ElasticEmail:
         Raises ApiError where the recipient was sent to by a channel that is no key of ours: it may be the sought one.
         """
         found, unnamed = False, False
-        for place in [f"/v4/events/channels/{query.wire_key}", "/v4/events"] if query.wire_key else ["/v4/events"]:
+        for place in [f"{_EVENTS}/channels/{query.wire_key}", _EVENTS] if query.wire_key else [_EVENTS]:
             async for item in _listed(place, query, feed, api):
                 event = _found(item)
                 found, unnamed = found or event.send_key == query.wire_key, unnamed or _may_be_sought(event, query)
@@ -262,7 +262,7 @@ def _listed(place: str, query: Query, feed: Feed, api: Api) -> AsyncIterator[Any
     since, until = (utc(seconds).removesuffix("Z") for seconds in query.seconds())
     span = {"from": since, "to": until, "orderBy": "DateAscending", "limit": str(_PAGE)}
     # What the channel of a key that nobody used is answered was not found. If 404, the control tells what it means.
-    expect = (HTTPStatus.NOT_FOUND,) if place.endswith(f"/{query.wire_key}") else ()
+    expect = () if place == _EVENTS else (HTTPStatus.NOT_FOUND,)
 
     async def ask(offset: int) -> list[Any]:
         params = {**span, "offset": str(offset)}

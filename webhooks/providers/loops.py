@@ -54,15 +54,20 @@ FACTS: Final = Facts(
     redelivery="up to 8 attempts within about 28 hours until any 2xx; 10 events a second [loops.so/docs/webhooks]",
     redelivers_for=timedelta(hours=27),
     look_up=(
-        "no: sends can't be listed or searched; the same request with the same Idempotency-Key is answered 409 for 24"
-        " hours, but sends where the first one did not arrive [api-evangelist/loops conventions]"
+        "no: sends can't be listed or searched [api-evangelist/loops conventions]; what decides a send whose answer was"
+        " lost is the same request with the same Idempotency-Key"
     ),
     registration="Settings > Webhooks, by hand; one endpoint an account [loops.so/docs/webhooks]",
     sources="loops.so/docs/webhooks, loops.so/docs/api-reference, github.com/api-evangelist/loops (2026-08)",
     tolerance=timedelta(minutes=5),
+    same_key_window=timedelta(hours=24),
     native_key=(
         "header Idempotency-Key, up to 100 characters, kept 24 hours: a repeat sends nothing and is answered 409, which"
-        " proves that the first request was taken; its answer is not given again [api-evangelist/loops conventions]"
+        " proves that the first request was taken, so a retry with the same key can't duplicate: 2xx means that it was"
+        " sent now, 409 that it was sent before and is to be confirmed, without an id. The first answer is not given"
+        " again. Not documented: what a repeat is answered while the first request is running (a retry comes"
+        " retry_backoff after submit_by, when none should be), and whether a request that was refused uses up its key"
+        " [loops.so/docs/api-reference/send-transactional-email, api-evangelist/loops conventions of 2026-08-13]"
     ),
     setup=(
         "Settings > Webhooks: enter {url} (an account has one endpoint only)",
@@ -70,10 +75,11 @@ FACTS: Final = Facts(
         "Opens, clicks and unsubscribes are told of campaigns and workflows only",
         "Set secrets to the signing secret (whsec_...) that the page shows",
         "Nothing makes the key come back: send it as Idempotency-Key, and confirm a send that is answered 409",
-        "A send whose answer was lost can't be decided by events: it waits for give_up_after",
+        "Events decide nothing, as no answer names an id: a send whose answer was lost is repeated with the same key",
+        "For that the claim has to hold the same content and feed, and same_key_retry to be on, as it is by default",
     ),
     echoes_key=False,
-    key_is_echoed_in="no event. Events are stored and decide nothing: the API's answer holds no id to join them by",
+    key_is_echoed_in="no event, and the API's answers hold no id to join one by: Loops' events decide nothing",
 )
 
 MEANINGS: Final[Meanings] = MappingProxyType(

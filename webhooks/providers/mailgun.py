@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final
@@ -176,7 +175,7 @@ class Mailgun:
 
     def parse(self, delivery: Delivery) -> Parsed:
         """Return the one event of a webhook, JSON or a legacy form."""
-        data = _webhook(delivery).get("event-data")
+        data = _webhook(delivery.body).get("event-data")
         if not isinstance(data, dict):
             raise BadPayload("no event-data object: not a webhook of Mailgun")
         return Parsed((_event(data, delivery.body),))
@@ -222,7 +221,7 @@ class Mailgun:
 
 def _signature_block(delivery: Delivery) -> Any:
     try:
-        return _webhook(delivery).get("signature")
+        return _webhook(delivery.body).get("signature")
     except BadPayload:
         return None
 
@@ -239,22 +238,24 @@ def _judge(block: Any, keys: tuple[str, ...], feed: Feed, now: datetime) -> Verd
     return judge_age(timestamp, now, feed.tolerance)
 
 
-def _webhook(delivery: Delivery) -> dict[str, Any]:
-    """Return the JSON of a webhook; of a legacy form, the JSON that says the same."""
+@lru_cache(maxsize=1)  # `verify` and `parse` read the same body, one right after the other
+def _webhook(body: bytes) -> dict[str, Any]:
+    """Return the JSON of a webhook; of a legacy form, the JSON that says the same. Not to be changed."""
     try:
-        return load_object(delivery.body)
+        return load_object(body)
     except BadPayload:
-        if delivery.body.lstrip().startswith(b"{"):
+        if body.lstrip().startswith(b"{"):
             raise
-    return _as_json(_form(delivery))
+    return _as_json(_form(body))
 
 
-def _form(delivery: Delivery) -> list[tuple[str, str]]:
-    boundary = delivery.body.partition(b"\r\n")[0]
-    if boundary.startswith(b"--"):  # what was kept of a multipart form has no header that says so
-        content_type = f'multipart/form-data; boundary="{boundary[2:].decode("latin-1")}"'
-        delivery = replace(delivery, headers={"content-type": content_type})
-    return form_fields(delivery)
+def _form(body: bytes) -> list[tuple[str, str]]:
+    boundary = body.partition(b"\r\n")[0]
+    if not boundary.startswith(b"--"):
+        return form_fields(Delivery(body, {}))
+    # What was kept of a multipart form has no header that says so.
+    content_type = f'multipart/form-data; boundary="{boundary[2:].decode("latin-1")}"'
+    return form_fields(Delivery(body, {"content-type": content_type}))
 
 
 def _as_json(fields: list[tuple[str, str]]) -> dict[str, Any]:

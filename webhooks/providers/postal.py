@@ -99,6 +99,7 @@ FACTS: Final = Facts(
 )
 
 _ACCEPTED: Final = Testimony.ACCEPTED
+_NONE: Final = Testimony.NONE
 
 MEANINGS: Final = MappingProxyType(
     {
@@ -158,7 +159,7 @@ class Postal:
         payload = at(body, "payload")
         message = _message(payload)
         incoming = at(message, "direction") == "incoming"
-        kind, testimony = (Kind.INBOUND, Testimony.NONE) if incoming else MEANINGS.get(name, UNKNOWN)
+        kind, testimony = (Kind.INBOUND, _NONE) if incoming else MEANINGS.get(name, UNKNOWN)
         event = Event(
             kind=kind,
             testimony=testimony,
