@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, runtime_checkable
-
-import msgspec
 
 from webhooks.event import Event, derived_id
 from webhooks.payload import id_at
@@ -171,7 +170,7 @@ async def by_offset(ask: Callable[[int], Awaitable[list[Any]]]) -> AsyncIterator
     """Yield the items of all pages, until an empty one. Raises ApiError where a page comes again."""
     pages, offset = Pages(), 0
     while found := await ask(offset):
-        pages.turn(derived_id(msgspec.json.encode(found).decode()))
+        pages.turn(derived_id(json.dumps(found)))
         for item in found:
             yield item
         offset += len(found)

@@ -116,7 +116,9 @@ def test_facts_name_nothing_of_the_machine_they_were_written_on(name: str) -> No
 def test_what_was_not_stored_is_delivered_again(name: str) -> None:
     facts = PROVIDERS[name].facts
     assert facts.busy_status in {429, 503} - ENDS_A_DELIVERY.get(name, set())
-    assert facts.refused_status in {401, 503}
+    assert facts.refused_status in {401, 429, 503}
+    # SNS sends its credentials only after a 401, so there a wrong secret loses what no dead-letter queue takes.
+    assert name == "ses" or facts.refused_status not in ENDS_A_DELIVERY.get(name, set())
 
 
 @each_provider

@@ -71,7 +71,7 @@ FACTS: Final = Facts(
     look_up=(
         "by our key: GET /v3/smtp/statistics/events?tags=[...]&days=90, header api-key; what is older is not found."
         " Where no event shows our tag, and for a back-fill, by startDate and endDate, whole days, and by recipient"
-        " where it is plain: who left our tag out is found to be unclear, not absent"
+        " where it is plain: a send whose tag was left out is unclear, not absent"
         " [developers.brevo.com/reference/get-email-event-report, getbrevo/brevo-python]. 100 to 300 calls an hour"
         " [developers.brevo.com/docs/api-limits]. How late it shows an event was not found: 15 minutes are assumed. No"
         " api_scope"
@@ -85,6 +85,7 @@ FACTS: Final = Facts(
         " django-anymail 15.2, symfony/symfony Mailer/Bridge/Brevo"
     ),
     busy_status=429,
+    refused_status=429,
     native_key=(
         "headers.idempotencyKey in the JSON body, a UUID: uuid5 of the wire key in the namespace uuid5(DNS,"
         " brevo.com). Kept 30 minutes (15 by the older changelog). A second request is refused as duplicate_parameter:"
@@ -104,7 +105,7 @@ FACTS: Final = Facts(
         "send with what stamp returns merged into the body of POST /v3/smtp/email; several recipients share an id",
         "confirm with the answer's messageId; duplicate_parameter means that the first request was taken: confirm, too",
         "api_key: an API key of the account, for the look-up",
-        "test the secrets before they are changed: a delivery that is refused is not repeated",
+        "a delivery that no secret fits is answered 429, so that it comes again while a secret is changed",
     ),
     key_is_echoed_in=("every event of a message that was sent with the stamp; not in list_addition, which is no send"),
 )
