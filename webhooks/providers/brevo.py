@@ -100,7 +100,7 @@ FACTS: Final = Facts(
         "Transactional > Settings > Webhook: add one with the URL {url} (or POST /v3/webhooks, type transactional)",
         "events: request, delivered, deferred, softBounce, hardBounce, spam, blocked, invalid, error, unsubscribed",
         "events, where opens and clicks matter: opened, uniqueOpened, proxyOpen, uniqueProxyOpen, click",
-        "authentication: a token; here secrets = [bearer:TOKEN]",
+        'authentication: a token; here secrets = ["bearer:TOKEN"]',
         "batched may be on: up to 500 events, 5 minutes late at most, so the grace has to be longer",
         "send with what stamp returns merged into the body of POST /v3/smtp/email; several recipients share an id",
         "confirm with the answer's messageId; duplicate_parameter means that the first request was taken: confirm, too",

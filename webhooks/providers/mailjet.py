@@ -86,7 +86,7 @@ FACTS: Final = Facts(
     setup=(
         "Account settings > Event notifications (webhooks): {url} as the URL, written https://user:password@host/...",
         "events, each on its own: sent, open, click, bounce, blocked, spam, unsub",
-        "here secrets = [basic:user:password] with the same user and password",
+        'here secrets = ["basic:user:password"] with the same user and password',
         "group events may be on or off: both forms are read",
         "send with what stamp returns merged into the message, so into the entry of Messages",
         "confirm with the MessageID (not the MessageUUID) of the answer's recipient, where its Status is success",
