@@ -47,6 +47,13 @@ Reason = Literal["", "risk", "burst", "no_echo", "few_controls", "silent"]
 ENOUGH: Final = 100
 """Controls that a stratum needs, and that must have passed the claim's age."""
 
+SETTLED: Final = 6 * 3600.0
+"""An ambiguous send that was heard of promptly counts from this age on, when those that were claimed beside it and come
+late are known too; one heard of later than PROMPT counts at once. Otherwise a feed that is late with ambiguous sends
+would look punctual until the first of them come."""
+
+PROMPT: Final = 900.0
+
 MANY: Final = 100
 """Ambiguous sends proved accepted from which on their own history speaks alone, and stress ends."""
 
@@ -181,6 +188,8 @@ class Curve:
     """There are controls in the claim's class, and none was ever heard of."""
     late_after: float | None
     """The age at which history misses LATE; None: it misses more at every age."""
+    patchy: bool = False
+    """There was a span of which PATCHY or more were never heard of: the feed is known to lose events."""
     left_out: int = 0
     """Controls of spans that were ill and therefore left."""
 
@@ -208,11 +217,20 @@ class Curve:
         pairs.sort(key=itemgetter(0))
         healthy = _without_ill_spans(pairs)
         unclear = zip(ambiguous_ages, ambiguous_lags, strict=True)
-        ambiguous = _Passed.of((a, _INF if lag is None else lag) for a, lag in unclear)
+        ambiguous = _Passed.of(
+            (a, _INF if lag is None else lag) for a, lag in unclear if a >= SETTLED or lag is None or lag > PROMPT
+        )
         if class_ever_heard is None:
             class_ever_heard = not pairs or any(lag < _INF for _, lag in pairs)
         controls = _Passed.of(healthy)
-        return cls(controls, ambiguous, not class_ever_heard, _age_of_share(controls, LATE), len(pairs) - len(healthy))
+        return cls(
+            controls,
+            ambiguous,
+            not class_ever_heard,
+            _age_of_share(controls, LATE),
+            any(sum(lag == _INF for _, lag in pairs[i : i + SPAN]) >= PATCHY for i in range(0, len(pairs), SPAN)),
+            len(pairs) - len(healthy),
+        )
 
     def at(self, age: float) -> Counts:
         """Return what history says of an age."""
@@ -240,6 +258,7 @@ SPAN: Final = 20
 """Controls of one span of history: enough that five late ones, of which 2 % are usual, are no chance."""
 
 SPAN_SURPRISE: Final = 1e-4
+PATCHY: Final = 3
 
 
 class _Span(NamedTuple):
@@ -327,19 +346,25 @@ class Recent:
 
 @lru_cache(maxsize=1 << 16)
 def _odds(prior: float, j: int, n: int, q: float) -> float:
-    """Return A: the odds that any miss rate is as likely, against that each misses with q."""
-    usual = (1 - prior) * binomial(j, n, q)
+    """Return A: the odds that any miss rate is as likely, against that each misses with q.
+
+    One-sided: fewer misses than usual are no sign of illness.
+    """
+    usual = (1 - prior) * binomial(max(j, int((n + 1) * q)), n, q)
     return prior / (n + 1) / usual if usual > 0 else _INF
 
 
-def _miss_rate(age: float, recent: Recent, history: float) -> tuple[float, float]:
-    """Return m without stress, and the weight of the regimes that are ill."""
+def _miss_rate(age: float, recent: Recent, of_controls: float, history: float) -> tuple[float, float]:
+    """Return m without stress, and the weight of the regimes that are ill.
+
+    How usual the recent controls are is judged by the controls' own miss rate; what is missed in health, by m_h.
+    """
     n, k = recent.n, recent.k
     unheard = (k + 1) / (n + 2)
-    late = max(_odds(SICK, recent.k_late, n, LATE), _odds(SICK, k, n, history))
+    late = max(_odds(SICK, recent.k_late, n, LATE), _odds(SICK, k, n, of_controls))
     lateness = unheard if k else unheard * min(1.0, recent.longest / age if age > 0 else 1.0) ** n
     few = n if k else min(recent.before, recent.after)
-    loss = _odds(LOSS, k, few, history)
+    loss = _odds(LOSS, k, few, of_controls)
     lost = (k + 1) / (few + 2)
     if late == _INF or loss == _INF:
         return max(history, unheard), 1.0
@@ -515,11 +540,13 @@ def assess(
         return silent("no_echo")
     if counts.n < ENOUGH or min(recent.before, recent.after) < A_SIDE:
         return silent("few_controls")
+    if curve.patchy and recent.after < WANTED and age < FAR + (curve.late_after or 0.0):
+        return silent("few_controls")
     if recent.k == recent.n:
         return silent("silent")
     if burst.majority:
         return silent("burst")
-    missed, weight = _miss_rate(age, recent, history)
+    missed, weight = _miss_rate(age, recent, counts.miss_rate(), history)
     alone = min(1.0, stress * missed)
     excess = burst.excess
     m = excess * max(BURST_MISS, alone) + (1 - excess) * alone

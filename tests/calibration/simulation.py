@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from heapq import heappop, heappush
 from random import Random
@@ -15,7 +15,7 @@ from typing import Final
 from reconciler import risk
 from reconciler.policy import Action, FeedView, Heard, Row, Rules, Witness, decide
 
-from .worlds import ABSENT, ACCEPTED, CONTROL, HOUR, LOST, Group, Sends, World, sends
+from .worlds import ABSENT, ACCEPTED, CONTROL, HOUR, LOST, USUAL_AMBIGUOUS, Group, Sends, World, sends
 
 EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 FEED: Final = "feed"
@@ -113,10 +113,18 @@ class Stratum:
 
 @dataclass(slots=True)
 class Proved:
-    """Ambiguous sends of one stratum that were proved accepted, in the order of the proofs."""
+    """Ambiguous sends of one stratum that were proved accepted, in the order of the proofs; of a busy one a sample."""
 
+    stride: int
+    seen: int = 0
     at: array[float] = field(default_factory=lambda: array("d"))
     lag: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, at: float, lag: float) -> None:
+        self.seen += 1
+        if self.seen % self.stride == 0:
+            self.at.append(at)
+            self.lag.append(lag)
 
 
 class Simulation:
@@ -140,7 +148,8 @@ class Simulation:
                 for name in self.paths[which]:
                     self.strata[name].add(at, lag)
         self.ill = bytearray(len(self.sends.kind))
-        self.released = bytearray(len(self.sends.kind))
+        self.released: dict[int, float] = {}
+        self.learnt, self.asked_next = False, 0.0
         self.causes = {False: risk.REPORTED, True: risk.UNREPORTED}
         self.usual: tuple[int, float] = (-1, 0.0)
 
@@ -156,8 +165,9 @@ class Simulation:
     def _open_strata(self, random: Random) -> None:
         for name in {name for path in self.paths for name in path}:
             groups = [g for g, path in zip(self.world.groups, self.paths, strict=True) if name in path]
-            self.strata[name] = Stratum(self.world.rate * sum(g.weight for g in groups), groups, random)
-            self.proved[name] = Proved()
+            rate = self.world.rate * sum(g.weight for g in groups)
+            self.strata[name] = Stratum(rate, groups, random)
+            self.proved[name] = Proved(max(1, int(rate * USUAL_AMBIGUOUS / 2 * HISTORY_SPAN / HOUR / HISTORY)))
 
     def _stratum(self, which: int, now: float) -> risk.Stratum:
         for name in self.paths[which]:
@@ -253,8 +263,7 @@ class Simulation:
     def _count(self, i: int) -> list[Tally]:
         """Count a claim that is over, and return the tallies that it belongs to."""
         s, out = self.sends, self.outcome
-        known = len(self.proved[self.paths[s.group[i]][-1]].at) >= risk.MANY
-        if self.world.exception == "learning" and not known:
+        if self.world.exception == "learning" and not self.learnt:
             tallies = [out.learning]
         else:
             tallies = [out.all, out.bad] if s.bad[i] else [out.all]
@@ -270,10 +279,27 @@ class Simulation:
             self.next_proof += 1
             if not self.ill[i]:
                 for name in self.paths[s.group[i]]:
-                    self.proved[name].at.append(s.at[i])
-                    self.proved[name].lag.append(s.lag[i])
-            if self.world.exception and len(self.proved[self.paths[0][-1]].at) == risk.MANY:
-                self.outcome.learning_hours = self.outcome.learning_hours or when / HOUR
+                    self.proved[name].add(s.at[i], s.lag[i])
+        while self.next_settled < len(self.settled) and self.settled[self.next_settled][0] <= now:
+            when, i = self.settled[self.next_settled]
+            self.next_settled += 1
+            self._settle(i, when)
+        if not self.learnt and now >= self.asked_next:
+            self.asked_next = now + 300
+            all_of = self.proved[self.paths[0][-1]]
+            known = sum(at <= now - risk.SETTLED or g > risk.PROMPT for at, g in zip(all_of.at, all_of.lag, strict=True))
+            if known >= risk.MANY:
+                self.learnt, self.outcome.learning_hours = True, now / HOUR
+
+    def _settle(self, i: int, now: float) -> None:
+        """Let a claim that is given up or decided by now teach the prior of its cause."""
+        s = self.sends
+        cause = self.causes[bool(s.unreported[i])]
+        if s.kind[i] == ACCEPTED and s.at[i] + s.lag[i] <= now:
+            cause = replace(cause, accepted=cause.accepted + 1)
+        elif i in self.released:
+            cause = replace(cause, unheard=cause.unheard + 1, risk=cause.risk + self.released[i])
+        self.causes[bool(s.unreported[i])] = cause
 
     def _look(self, i: int, now: float) -> float | None:
         s = self.sends
@@ -313,7 +339,7 @@ class Simulation:
     def _release(self, i: int, now: float, stated: float) -> None:
         s = self.sends
         absent = s.kind[i] == ABSENT
-        self.released[i] = 1
+        self.released[i] = stated
         for tally in self._count(i):
             tally.released += 1
             tally.stated += stated

@@ -221,7 +221,8 @@ def _worlds() -> Iterator[World]:
         yield World("dead", rate, fate=never, for_good=True, promise="deaf")
         yield World("half echoing", rate, fate=half, for_good=True)
         yield World("only ambiguous late", rate, late_ambiguous=some_late, exception="learning")
-        seldom = {"lasts": (hours, 2 * hours), "gap": 40 * hours}
+        hours = min(hours, 3_000 / rate)
+        seldom = {"lasts": (hours, 2 * hours), "gap": 60 * hours}
         yield World("browned out", rate, fate=half_or_late, ambiguous=1.0, **seldom)
         yield World("sick shard", rate, fate=half_or_late, ambiguous=0.6, shard=0.1, exception="shard", **often)
         silent = (Group(0.95), Group(0.05, message_class="reports", lost=1.0, bad=True))
