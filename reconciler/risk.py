@@ -72,6 +72,7 @@ LOSS: Final = 0.02
 STRESS: Final = 3.0
 BURST_MISS: Final = 0.5
 SURPRISE: Final = 1e-3
+EVEN: Final = 0.5
 SMALL: Final = "~small"
 """Stands for all domains together that have fewer than ENOUGH controls each."""
 
@@ -336,12 +337,12 @@ class Recent:
         isn't heard of is late.
         """
         old = late_after or 0.0
-        then, since = [c for c in before if c[0] >= old], [c for c in after if c[0] >= old]
-        lags = [lag for _, lag in then] + [lag for _, lag in since]
-        heard = [lag for lag in lags if lag is not None]
-        k = len(lags) - len(heard)
-        late = 0 if late_after is None else sum(lag > late_after for lag in heard)
-        return cls(len(then), len(since), k, k + late, max(heard, default=0.0))
+        then, since = [lag for age, lag in before if age >= old], [lag for age, lag in after if age >= old]
+        heard = [lag for lag in then + since if lag is not None]
+        k = len(then) + len(since) - len(heard)
+        heard.sort()
+        late = 0 if late_after is None else len(heard) - bisect_right(heard, late_after)
+        return cls(len(then), len(since), k, k + late, heard[-1] if heard else 0.0)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -366,7 +367,7 @@ def _miss_rate(age: float, recent: Recent, of_controls: float, history: float) -
     few = n if k else min(recent.before, recent.after)
     loss = _odds(LOSS, k, few, of_controls)
     lost = (k + 1) / (few + 2)
-    if late == _INF or loss == _INF:
+    if _INF in (late, loss):
         return max(history, unheard), 1.0
     total = 1 + late + loss
     return (history + late * max(history, lateness) + loss * max(history, lost)) / total, (late + loss) / total
@@ -430,19 +431,20 @@ class Cause:
 
     start: float
     accepted: float = 0
-    """Proved accepted, released or not."""
+    """Proved accepted, whatever was decided."""
     unheard: float = 0
-    """Released on absence and never heard of."""
+    """Never heard of, whether released or held until given up."""
     risk: float = 0
-    """Sum of the risks at which these were released."""
+    """Sum of the risks that were last stated of these."""
 
     def p0(self) -> float:
         """Return the prior: `(accepted + risk + 1) / (accepted + unheard + 2)`, never below the start.
 
-        The sends counted were claimed longer ago than `give_up_after`, so that quick and slow answers weigh alike; one
-        of which nothing was heard counts as accepted with the risk it was released at. Bias: where events are lost the
-        estimate is too low, therefore it never falls below its start; held sends are left out, and these are absent
-        more often than the settled ones, so it errs upwards in bad times. Fewer than MANY teach nothing.
+        The sends counted were claimed longer ago than `give_up_after`, so that quick and slow answers weigh alike. One
+        of which nothing was heard counts as accepted with the risk last stated of it, which is p0 itself where silence
+        told nothing: held sends neither raise nor lower it (left out, each held send would raise p0, and p0 hold the
+        next). Bias: too low where more events are lost than the stated risks know, therefore it never falls below its
+        start, and this makes it too high where fewer are accepted. Fewer than MANY sends teach nothing.
         """
         known = self.accepted + self.unheard
         learned = (self.accepted + self.risk + 1) / (known + 2) if known >= MANY else 0.0
@@ -463,9 +465,9 @@ class Assessment:
     answer: Answer
     reason: Reason
     risk: float
-    """How likely a release duplicates; 1 where it can't be told."""
+    """How likely a release duplicates; p0 where silence tells nothing."""
     m: float
-    """How likely an accepted send is not heard of; 1 where it can't be told."""
+    """How likely an accepted send is not heard of; 1 where silence tells nothing."""
     age: float
     p0: float
     stress: float
@@ -479,7 +481,7 @@ class Assessment:
     @property
     def ill(self) -> bool:
         """Whether the neighbourhood, not history, stands against a release."""
-        return self.weight >= 0.5 or self.excess > 0 or self.burst.majority or self.reason in ("silent", "no_echo")
+        return self.weight >= EVEN or self.excess > 0 or self.burst.majority or self.reason in ("silent", "no_echo")
 
     @property
     def missing(self) -> int:
@@ -534,7 +536,7 @@ def assess(
     history = max(counts.miss_rate(), counts.ambiguous_miss_rate())
 
     def silent(reason: Reason) -> Assessment:
-        return Assessment(Answer.SILENT, reason, 1.0, 1.0, age, p0, stress, 0.0, 0.0, counts, recent, burst)
+        return Assessment(Answer.SILENT, reason, p0, 1.0, age, p0, stress, 0.0, 0.0, counts, recent, burst)
 
     if curve.no_echo:
         return silent("no_echo")

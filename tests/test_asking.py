@@ -88,6 +88,32 @@ async def test_a_rejection_that_is_looked_up_fails_the_row(db) -> None:
     assert await state(db, "order:1") == "failed"
 
 
+@pytest.mark.parametrize(
+    ("age", "status", "answer", "reason"),
+    [
+        (timedelta(seconds=30), 200, Answer.SILENT, "not_settled"),
+        (timedelta(hours=2), 404, Answer.SILENT, "not_found"),
+        (timedelta(hours=2), 401, Answer.SILENT, "unauthorized"),
+        (timedelta(hours=2), 400, Answer.SILENT, "refused"),
+        (timedelta(days=4), 200, Answer.SILENT, "too_old"),
+        (timedelta(hours=2), 200, Answer.ABSENT, ""),
+    ],
+)
+async def test_case_069_an_empty_answer_counts_only_in_its_time_and_a_failing_one_never(
+    db, age: timedelta, status: int, answer: Answer, reason: str
+) -> None:
+    await ambiguous(db, "order:1", age)
+    await answered(db, "order:2", age - timedelta(seconds=20))
+
+    def spoil(_: web.Request) -> web.Response | None:
+        return None if status == 200 else web.Response(status=status)
+
+    async with mailgun([took("order:2", BEN, age - timedelta(seconds=20))], spoil) as (feeds, _):
+        found = (await look_up_send(db, feeds, "order:1")).found
+    assert (found.answer, found.reason) == (answer, reason)
+    assert await state(db, "order:1") == "claimed"
+
+
 async def test_absence_is_proved_by_a_later_send_that_the_log_knows_to_be_accepted(db) -> None:
     await ambiguous(db)
     async with mailgun([took("order:2", BEN, HOUR)]) as (feeds, fake):

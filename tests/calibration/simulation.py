@@ -148,7 +148,8 @@ class Simulation:
                 for name in self.paths[which]:
                     self.strata[name].add(at, lag)
         self.ill = bytearray(len(self.sends.kind))
-        self.released: dict[int, float] = {}
+        self.stated: dict[int, float] = {}
+        """Of each claim looked at: the risk last stated."""
         self.learnt, self.asked_next = False, 0.0
         self.causes = {False: risk.REPORTED, True: risk.UNREPORTED}
         self.usual: tuple[int, float] = (-1, 0.0)
@@ -287,7 +288,9 @@ class Simulation:
         if not self.learnt and now >= self.asked_next:
             self.asked_next = now + 300
             all_of = self.proved[self.paths[0][-1]]
-            known = sum(at <= now - risk.SETTLED or g > risk.PROMPT for at, g in zip(all_of.at, all_of.lag, strict=True))
+            known = sum(
+                at <= now - risk.SETTLED or g > risk.PROMPT for at, g in zip(all_of.at, all_of.lag, strict=True)
+            )
             if known >= risk.MANY:
                 self.learnt, self.outcome.learning_hours = True, now / HOUR
 
@@ -297,8 +300,8 @@ class Simulation:
         cause = self.causes[bool(s.unreported[i])]
         if s.kind[i] == ACCEPTED and s.at[i] + s.lag[i] <= now:
             cause = replace(cause, accepted=cause.accepted + 1)
-        elif i in self.released:
-            cause = replace(cause, unheard=cause.unheard + 1, risk=cause.risk + self.released[i])
+        elif i in self.stated:
+            cause = replace(cause, unheard=cause.unheard + 1, risk=cause.risk + self.stated[i])
         self.causes[bool(s.unreported[i])] = cause
 
     def _look(self, i: int, now: float) -> float | None:
@@ -321,6 +324,7 @@ class Simulation:
             RULES.max_risk,
         )
         self.ill[i] |= said.ill
+        self.stated[i] = said.risk
         submit_by = EPOCH + timedelta(seconds=at + SUBMIT_WITHIN)
         row = Row("claimed", 1, submit_by, submit_by - timedelta(seconds=SUBMIT_WITHIN), None, has_fingerprint=False)
         view = FeedView(witness=Witness(said.answer, said.reason, said.risk))
@@ -339,23 +343,14 @@ class Simulation:
     def _release(self, i: int, now: float, stated: float) -> None:
         s = self.sends
         absent = s.kind[i] == ABSENT
-        self.released[i] = stated
         for tally in self._count(i):
             tally.released += 1
             tally.stated += stated
             tally.duplicates += not absent
             tally.absent_released += absent
-            tally.in_time += absent and now <= s.at[i] + SUBMIT_WITHIN + GRACE + 2 * A_PASS
+            tally.in_time += absent and now <= s.at[i] + SUBMIT_WITHIN + GRACE + A_PASS + A_PASS
 
 
 def _tick(at: float) -> float:
     """Return when the first pass begins that finds it due."""
     return math.ceil(at / A_PASS) * A_PASS
-
-
-def p_value(stated: float, actual: int) -> float:
-    """Return the probability of so many duplicates or more where their number is Poisson with the stated mean."""
-    below = (
-        math.fsum(math.exp(i * math.log(stated) - stated - math.lgamma(i + 1)) for i in range(actual)) if stated else 0
-    )
-    return 1.0 if actual == 0 else max(0.0, 1 - below)

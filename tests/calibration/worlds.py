@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 HOUR: Final = 3600.0
 LOST: Final = math.inf
@@ -56,17 +56,28 @@ class Group:
         return LOST if random.random() < self.lost else self.median * math.exp(random.gauss(0.0, self.spread))
 
 
+class Spells(NamedTuple):
+    """When spells come, in hours."""
+
+    lasts: tuple[float, float]
+    """Least and most."""
+    gap: float
+    """Mean time between two."""
+
+
+NO_SPELLS: Final = Spells((0.0, 0.0), math.inf)
+
+
 @dataclass(frozen=True, slots=True)
 class World:
+    """A feed, what befalls it, and what the rule promises there."""
+
     name: str
     rate: float
     """Sends an hour."""
     groups: tuple[Group, ...] = (Group(1.0),)
     fate: Fate | None = None
-    lasts: tuple[float, float] = (0.0, 0.0)
-    """Hours of a spell, least and most."""
-    gap: float = 0.0
-    """Mean hours between spells."""
+    spells: Spells = NO_SPELLS
     ambiguous: float = USUAL_AMBIGUOUS
     """Share of sends that become ambiguous inside a spell."""
     shard: float = 1.0
@@ -94,7 +105,7 @@ class Sends:
     """Where the claims that count end; the sends after them are there for the last ones to have neighbours."""
 
 
-def spells(world: World, random: Random, first: float) -> Iterator[Spell]:
+def coming_spells(world: World, random: Random, first: float) -> Iterator[Spell]:
     """Yield spells for ever."""
     if world.fate is None:
         yield Spell(math.inf, math.inf, 0.0)
@@ -102,8 +113,8 @@ def spells(world: World, random: Random, first: float) -> Iterator[Spell]:
         yield Spell(first, math.inf, random.random())
     end = 0.0
     while True:
-        start = end + random.expovariate(1 / (world.gap * HOUR))
-        end = start + random.uniform(*world.lasts) * HOUR
+        start = end + random.expovariate(1 / (world.spells.gap * HOUR))
+        end = start + random.uniform(*world.spells.lasts) * HOUR
         yield Spell(start, end, random.random())
 
 
@@ -113,7 +124,7 @@ def sends(world: World, random: Random, claims: int) -> Sends:
     groups = world.groups
     bounds = [sum(g.weight for g in groups[: i + 1]) for i in range(len(groups))]
     first = 0.8 * claims / (USUAL_AMBIGUOUS * world.rate) * HOUR
-    coming = spells(world, random, first)
+    coming = coming_spells(world, random, first)
     spell = next(coming)
     a_second = world.rate / HOUR
     now, found, roll, until = 0.0, 0, random.random, math.inf
@@ -211,24 +222,34 @@ def _worlds() -> Iterator[World]:
     for rate in (10, 100, 1_000, 10_000, 100_000):
         yield World("healthy", rate, promise="healthy")
     for rate in (10, 1_000, 100_000):
-        hours = min(3.0, max(0.3, 60 / rate))
-        often = {"lasts": (hours, 2 * hours), "gap": 12 * hours}
-        yield World("delayed", rate, fate=delayed, **often)
-        yield World("down", rate, fate=down, **often)
-        yield World("draining", rate, fate=draining, **often)
-        yield World("lossy", rate, fate=lossy, **often)
-        yield World("ill when ambiguous", rate, fate=half_or_late, ambiguous=0.3, **often)
-        yield World("dead", rate, fate=never, for_good=True, promise="deaf")
-        yield World("half echoing", rate, fate=half, for_good=True)
-        yield World("only ambiguous late", rate, late_ambiguous=some_late, exception="learning")
-        hours = min(hours, 3_000 / rate)
-        seldom = {"lasts": (hours, 2 * hours), "gap": 60 * hours}
-        yield World("browned out", rate, fate=half_or_late, ambiguous=1.0, **seldom)
-        yield World("sick shard", rate, fate=half_or_late, ambiguous=0.6, shard=0.1, exception="shard", **often)
-        silent = (Group(0.95), Group(0.05, message_class="reports", lost=1.0, bad=True))
-        yield World("class without echo", rate, groups=silent)
-        yield World("slow domains", rate, groups=DOMAINS)
-        yield World("never echoing", rate, groups=(Group(1.0, lost=1.0, bad=True),), promise="deaf")
+        yield from _ill_worlds(rate)
+    for rate in (10, 1_000):
+        yield from _partly_ill_worlds(rate)
+    yield World("never echoing", 1_000, groups=(Group(1.0, lost=1.0, bad=True),), promise="deaf")
+
+
+def _ill_worlds(rate: float) -> Iterator[World]:
+    hours = min(3.0, max(0.3, 60 / rate))
+    often = Spells((hours, 2 * hours), 12 * hours)
+    yield World("down", rate, fate=down, spells=often)
+    yield World("draining", rate, fate=draining, spells=often)
+    yield World("dead", rate, fate=never, for_good=True, promise="deaf")
+    yield World("only ambiguous late", rate, late_ambiguous=some_late, exception="learning")
+    yield World("sick shard", rate, fate=half_or_late, spells=often, ambiguous=0.6, shard=0.1, exception="shard")
+    hours = min(hours, 3_000 / rate)
+    yield World("browned out", rate, fate=half_or_late, spells=Spells((hours, 2 * hours), 60 * hours), ambiguous=1.0)
+
+
+def _partly_ill_worlds(rate: float) -> Iterator[World]:
+    hours = min(3.0, max(0.3, 60 / rate))
+    often = Spells((hours, 2 * hours), 12 * hours)
+    yield World("delayed", rate, fate=delayed, spells=often)
+    yield World("lossy", rate, fate=lossy, spells=often)
+    yield World("half echoing", rate, fate=half, for_good=True)
+    seldom = Spells((hours, 2 * hours), 40 * hours)
+    yield World("ill when ambiguous", rate, fate=half_or_late, spells=seldom, ambiguous=0.3)
+    yield World("class without echo", rate, groups=(Group(0.95), Group(0.05, "reports", lost=1.0, bad=True)))
+    yield World("slow domains", rate, groups=DOMAINS)
 
 
 WORLDS: Final = tuple(_worlds())

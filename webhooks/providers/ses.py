@@ -43,7 +43,10 @@ FACTS: Final = Facts(
         " subscription a dead-letter queue. SNS to SQS: 23 days [SNS-DG retries, prepare, dlq]"
     ),
     redelivers_for=timedelta(minutes=1),
-    look_up="not by our key; GetMessageInsights by message id only, with VDM on, 1 call/s [BC GetMessageInsights]",
+    look_up=(
+        "not asked: GetMessageInsights takes a message id, which a lost answer did not give (VDM on, 1 call/s); by"
+        " recipient and time there is only CreateExportJob, a file hours later whose columns are documented nowhere [BC]"
+    ),
     registration=(
         "sesv2 CreateConfigurationSetEventDestination with an SnsDestination in a configuration set (api_scope), then"
         " sns Subscribe (https, raw delivery off, SignatureVersion 2; or sqs); the receiver confirms subscriptions of"

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: T201 - what it prints is its result
+"""Prints for each world what releases stated against what they did, and fails where a promise is broken."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from .judge import broken, p_value
+from .simulation import Outcome, Simulation, Tally
+from .worlds import WORLDS
+
+HEAD = (
+    f"{'world':<20} {'an hour':>8} {'claims':<9} {'ambiguous':>9} {'absent':>7} {'released':>8} {'stated':>8} "
+    f"{'actual':>6} {'p':>6} {'in time':>8} {'held':>6}"
+)
+
+
+def parts(outcome: Outcome) -> Iterator[tuple[str, Tally]]:
+    """Yield what is told apart of a world: all, its bad spells, and what came before the rule could know."""
+    yield "all", outcome.all
+    if outcome.bad.ambiguous:
+        yield "bad", outcome.bad
+    if outcome.learning.ambiguous:
+        yield "learning", outcome.learning
+
+
+def line(outcome: Outcome, part: str, tally: Tally) -> str:
+    """Return one line of the table."""
+    world = outcome.world
+    in_time = f"{tally.in_time / tally.absent:8.1%}" if tally.absent else f"{'-':>8}"
+    return (
+        f"{world.name:<20} {world.rate:>8,} {part:<9} {tally.ambiguous:>9,} {tally.absent:>7,} {tally.released:>8,} "
+        f"{tally.stated:>8.2f} {tally.duplicates:>6} {p_value(tally.stated, tally.duplicates):>6.3f} {in_time} "
+        f"{tally.held:>6,}"
+    )
+
+
+def as_json(outcome: Outcome, failures: list[str]) -> dict[str, Any]:
+    """Return all of an outcome as plain data."""
+    told = {part: asdict(tally) | {"p": p_value(tally.stated, tally.duplicates)} for part, tally in parts(outcome)}
+    return {"world": outcome.world.name, "rate": outcome.world.rate, "broken": failures, **told}
+
+
+def main() -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.calibration", description=__doc__)
+    parser.add_argument("--world", default="", metavar="NAME", help="only worlds whose `name@rate` holds this text")
+    parser.add_argument("--claims", type=int, default=20_000, metavar="N", help="ambiguous sends of each world")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="another seed, other dice")
+    parser.add_argument("--json", action="store_true", help="print a list of objects instead of a table")
+    asked = parser.parse_args()
+    worlds = [world for world in WORLDS if asked.world in f"{world.name}@{world.rate}"]
+    if not worlds:
+        print(
+            f"no world is named like {asked.world!r}: {', '.join(f'{w.name}@{w.rate}' for w in WORLDS)}",
+            file=sys.stderr,
+        )
+        return 2
+    told, failed = [], []
+    if not asked.json:
+        print(HEAD, flush=True)
+    for number, world in enumerate(worlds, 1):
+        began = time.monotonic()
+        outcome = Simulation(world, asked.claims, asked.seed).run()
+        failures = broken(outcome)
+        failed += failures
+        told.append(as_json(outcome, failures))
+        if not asked.json:
+            print(*(line(outcome, *part) for part in parts(outcome)), *failures, sep="\n", flush=True)
+        took = time.monotonic() - began
+        print(f"{number} of {len(worlds)}: {world.name}@{world.rate}, {took:.0f} s", file=sys.stderr, flush=True)
+    if asked.json:
+        print(json.dumps(told, indent=1))
+    else:
+        print(f"{len(worlds)} worlds, {len(failed)} promises broken")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The promises that a simulated world must keep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from .simulation import Outcome, Tally
+
+SIGNIFICANT: Final = 0.01
+BUSY: Final = 1_000
+IN_TIME: Final = 0.99
+AT_MOST: Final = 20.0
+TIMES_ACTUAL: Final = 30
+BUDGET: Final = 0.02
+"""Releases an hour, as a share of the feed's sends, that an operator would allow; at least ten."""
+
+SHARD_SHARE: Final = 0.25
+"""Of the releases of a sick shard's spells that may be duplicates: a burst that hides among the well shards' sends
+is told from chance only where its sends are many. Absence can't be told from acceptance there."""
+
+
+def p_value(stated: float, actual: int) -> float:
+    """Return the probability of `actual` duplicates or more where their number is Poisson with the stated mean."""
+    if actual == 0:
+        return 1.0
+    if stated <= 0:
+        return 0.0
+    below = math.fsum(math.exp(i * math.log(stated) - stated - math.lgamma(i + 1)) for i in range(actual))
+    return max(0.0, 1 - below)
+
+
+def broken(outcome: Outcome) -> list[str]:
+    """Return a sentence for each promise that the world breaks."""
+    world = outcome.world
+    return [f"BROKEN {world.name}@{world.rate}: {why}" for why in _broken(outcome)]
+
+
+def _broken(outcome: Outcome) -> Iterator[str]:
+    world, everything, bad = outcome.world, outcome.all, outcome.bad
+    if world.exception == "shard":
+        if bad.duplicates > SHARD_SHARE * bad.released + 1:
+            yield f"{bad.duplicates} of {bad.released} releases in its spells are duplicates"
+        yield from _untrue("outside its spells", _without(everything, bad))
+    else:
+        yield from _untrue("all", everything)
+        yield from _untrue("bad spells", bad)
+    allowed = max(10.0, BUDGET * world.rate) * outcome.learning_hours
+    if outcome.learning.duplicates > allowed:
+        yield f"{outcome.learning.duplicates} duplicates before it could know are more than the budget's {allowed:.0f}"
+    if world.promise == "healthy":
+        yield from _unhealthy(world.rate, everything)
+    if world.promise == "deaf" and bad.released:
+        yield f"{bad.released} releases on the silence of a deaf feed"
+
+
+def _untrue(part: str, tally: Tally) -> Iterator[str]:
+    if (p := p_value(tally.stated, tally.duplicates)) < SIGNIFICANT:
+        yield f"{part}: {tally.duplicates} duplicates, {tally.stated:.2f} stated (p = {p:.4f})"
+
+
+def _unhealthy(rate: float, tally: Tally) -> Iterator[str]:
+    if tally.stated > max(AT_MOST, TIMES_ACTUAL * tally.duplicates):
+        yield f"{tally.stated:.1f} stated, {tally.duplicates} duplicates: too careful to be true"
+    if rate >= BUSY and tally.in_time < IN_TIME * tally.absent:
+        yield f"{tally.in_time} of {tally.absent} absent sends released in time"
+
+
+def _without(everything: Tally, bad: Tally) -> Tally:
+    return Tally(stated=everything.stated - bad.stated, duplicates=everything.duplicates - bad.duplicates)
