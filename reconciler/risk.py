@@ -23,292 +23,65 @@ as likely (the integral of Binom(j; n, q) over q is 1/(n+1)) against the healthy
 
 `m = stress * (m_h + late odds * its misses + loss odds * its misses) / (1 + both odds)`, at most 1.
 
-**Bursts** (`Burst`). Where ambiguous sends crowd, no control speaks for them. See `Burst.excess`.
+Where controls are many and punctual both odds vanish and m is m_h. The design has the first regime only.
+
+**Bursts** (`Burst`). Where ambiguous sends crowd, no control speaks for them; more than half of any crowd: SILENT.
 
 **Prior** (`Cause`). p0 is how likely an ambiguous send was accepted before anybody listened, and by Bayes
 `risk = p0*m / (p0*m + 1 - p0)`.
+
+What can't be told from health by any of these is not in the stated risk: ambiguous sends of which only the ambiguous
+ones are late, until MANY are known (of which only they are lost, for ever); a shard so small, or a feed so slow, that
+its ambiguous sends stand alone among well ones; the first spell of a feed that loses a part of its events at some ten
+sends an hour.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
-from operator import itemgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
+from reconciler.history import ENOUGH, LATE, MANY, Counts, Curve, at_least, binomial
 from webhooks.event import Answer
 
 Reason = Literal["", "risk", "burst", "no_echo", "few_controls", "silent"]
 
-ENOUGH: Final = 100
-"""Controls that a stratum needs, and that must have passed the claim's age."""
-
-SETTLED: Final = 6 * 3600.0
-"""An ambiguous send that was heard of promptly counts from this age on, when those that were claimed beside it and come
-late are known too; one heard of later than PROMPT counts at once. Otherwise a feed that is late with ambiguous sends
-would look punctual until the first of them come."""
-
-PROMPT: Final = 900.0
-
-MANY: Final = 100
-"""Ambiguous sends proved accepted from which on their own history speaks alone, and stress ends."""
-
-A_SIDE: Final = 3
-"""Recent controls needed on each side of a claim. The design's "none on one side" is read the cautious way, as fewer
-than the three that it asks for."""
-
-LATE: Final = 0.02
 SICK: Final = 0.05
-"""Prior that a feed is late or down around a claim. Claims come when things break, so it is far above the share of
-time that a feed is ill; controls that were heard of outweigh it quickly."""
+"""Prior that a feed is late or down around a claim. Claims come when things break, so it is far above the share of time
+that a feed is ill; six punctual controls outweigh it, and at 0.05 a healthy feed of 10 sends an hour still states less
+than thirty times what it does."""
 
 LOSS: Final = 0.02
-"""Prior that a feed loses events around a claim and delivers the rest in time."""
+"""Prior that a feed loses events around a claim and delivers the rest in time; no age outweighs it, only controls."""
 
 STRESS: Final = 3.0
-BURST_MISS: Final = 0.5
-SURPRISE: Final = 1e-3
 EVEN: Final = 0.5
-SMALL: Final = "~small"
-"""Stands for all domains together that have fewer than ENOUGH controls each."""
-
 _INF: Final = math.inf
-
-
-# Probabilities
-
-
-@lru_cache(maxsize=1 << 14)
-def _log_choose(n: int, j: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(j + 1) - math.lgamma(n - j + 1)
-
-
-def binomial(j: int, n: int, q: float) -> float:
-    """Return the probability of exactly j of n where each has probability q, which lies between 0 and 1."""
-    if not 0 <= j <= n:
-        return 0.0
-    if q <= 0 or q >= 1:
-        return float(j == (0 if q <= 0 else n))
-    return math.exp(_log_choose(n, j) + j * math.log(q) + (n - j) * math.log1p(-q))
-
-
-@lru_cache(maxsize=1 << 14)
-def at_least(j: int, n: int, q: float) -> float:
-    """Return the probability of j or more of n where each has probability q."""
-    return min(1.0, math.fsum(binomial(i, n, q) for i in range(max(j, 0), n + 1)))
-
-
-# Strata
-
-
-@dataclass(frozen=True, slots=True)
-class Stratum:
-    """Where history and recent controls of a claim are taken. None: all classes, or all domains."""
-
-    feed: str
-    message_class: str | None = None
-    domain: str | None = None
-
-
-def stratum(counts: Mapping[Stratum, int], feed: str, message_class: str, domain: str | None = None) -> Stratum:
-    """Return the narrowest stratum of a claim that holds ENOUGH controls, the feed where none does.
-
-    `counts` are controls by feed, class and domain, each counted once, in its narrowest stratum; `domain` is given on
-    feeds only whose first event is a delivery. The order: the domain, all domains of the class that are too small, the
-    class, the feed.
-    """
-    of_class = {s.domain: n for s, n in counts.items() if (s.feed, s.message_class) == (feed, message_class)}
-    if domain is not None:
-        if of_class.get(domain, 0) >= ENOUGH:
-            return Stratum(feed, message_class, domain)
-        if sum(n for of, n in of_class.items() if of is not None and n < ENOUGH) >= ENOUGH:
-            return Stratum(feed, message_class, SMALL)
-    if sum(of_class.values()) >= ENOUGH:
-        return Stratum(feed, message_class)
-    return Stratum(feed)
-
-
-# History
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many sends have passed an age (n), and how many of them were not heard of within it (k)."""
-
-    n: int = 0
-    k: int = 0
-    ambiguous_n: int = 0
-    ambiguous_k: int = 0
-
-    def miss_rate(self) -> float:
-        """Return m_h over controls."""
-        return (self.k + 1) / (self.n + 2)
-
-    def ambiguous_miss_rate(self) -> float:
-        """Return m_h over ambiguous sends, which leans on the controls' while few are known."""
-        if self.ambiguous_n >= MANY:
-            return (self.ambiguous_k + 1) / (self.ambiguous_n + 2)
-        return (self.ambiguous_k + MANY * self.miss_rate()) / (self.ambiguous_n + MANY)
-
-
-@dataclass(frozen=True, slots=True)
-class _Passed:
-    """Sends by age and lag, sorted three ways, so that an age is asked in three bisections.
-
-    A send that has passed age a and was heard within a is one with lag <= a that is not younger than a; one that is
-    younger and heard of has lag <= age < a. So: heard within = (lags <= a) - (ages of heard ones < a).
-    """
-
-    ages: Sequence[float]
-    heard_ages: Sequence[float]
-    lags: Sequence[float]
-
-    @classmethod
-    def of(cls, sends: Iterable[tuple[float, float]]) -> _Passed:
-        pairs = list(sends)
-        heard = [pair for pair in pairs if pair[1] < _INF]
-        return cls(sorted([a for a, _ in pairs]), sorted([a for a, _ in heard]), sorted([lag for _, lag in heard]))
-
-    def at(self, age: float) -> tuple[int, int]:
-        n = len(self.ages) - bisect_left(self.ages, age)
-        heard = bisect_right(self.lags, age) - bisect_left(self.heard_ages, age)
-        return n, max(0, n - heard)
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """The history of one stratum: how long its sends take to be heard of."""
-
-    controls: _Passed
-    ambiguous: _Passed
-    no_echo: bool
-    """There are controls in the claim's class, and none was ever heard of."""
-    late_after: float | None
-    """The age at which history misses LATE; None: it misses more at every age."""
-    patchy: bool = False
-    """There was a span of which PATCHY or more were never heard of: the feed is known to lose events."""
-    left_out: int = 0
-    """Controls of spans that were ill and therefore left."""
-
-    @classmethod
-    def of(
-        cls,
-        ages: Sequence[float],
-        lags: Sequence[float | None],
-        ambiguous_ages: Sequence[float] = (),
-        ambiguous_lags: Sequence[float | None] = (),
-        class_ever_heard: bool | None = None,
-    ) -> Curve:
-        """Build a curve from what was observed, in any order. Ages count from the claim to the observation.
-
-        Controls: at most 30 days old and old enough to have been heard of (the grace); the last 2,000, or on busy
-        feeds as many spread over a day, or an outage of a minute would be all of history. Ambiguous sends: the last
-        2,000 in the order in which they were *proved* accepted (in the order of their claims, late ones would drop out
-        before they are known), without those whose neighbourhood was already found ill (`Assessment.ill`) before they
-        were heard of: for these the recent controls speak, and they would make all history look as ill as the spell.
-
-        `class_ever_heard` says whether any control of the claim's message class was ever heard of, where the stratum
-        is wider than the class or history may have left it behind.
-        """
-        pairs = [(a, _INF if lag is None else lag) for a, lag in zip(ages, lags, strict=True)]
-        pairs.sort(key=itemgetter(0))
-        healthy = _without_ill_spans(pairs)
-        unclear = zip(ambiguous_ages, ambiguous_lags, strict=True)
-        ambiguous = _Passed.of(
-            (a, _INF if lag is None else lag) for a, lag in unclear if a >= SETTLED or lag is None or lag > PROMPT
-        )
-        if class_ever_heard is None:
-            class_ever_heard = not pairs or any(lag < _INF for _, lag in pairs)
-        controls = _Passed.of(healthy)
-        return cls(
-            controls,
-            ambiguous,
-            not class_ever_heard,
-            _age_of_share(controls, LATE),
-            any(sum(lag == _INF for _, lag in pairs[i : i + SPAN]) >= PATCHY for i in range(0, len(pairs), SPAN)),
-            len(pairs) - len(healthy),
-        )
-
-    def at(self, age: float) -> Counts:
-        """Return what history says of an age."""
-        return Counts(*self.controls.at(age), *self.ambiguous.at(age))
-
-
-def _age_of_share(passed: _Passed, share: float) -> float | None:
-    """Return the smallest lag at which (K+1)/(N+2) is at most `share`; bisected, since both fall with age together."""
-
-    def misses_more(age: float) -> bool:
-        n, k = passed.at(age)
-        return (k + 1) / (n + 2) > share
-
-    low, high = 0, len(passed.lags)
-    while low < high:
-        middle = (low + high) // 2
-        if misses_more(passed.lags[middle]):
-            low = middle + 1
-        else:
-            high = middle
-    return passed.lags[low] if low < len(passed.lags) else None
-
-
-SPAN: Final = 20
-"""Controls of one span of history: enough that five late ones, of which 2 % are usual, are no chance."""
-
-SPAN_SURPRISE: Final = 1e-4
-PATCHY: Final = 3
-
-
-class _Span(NamedTuple):
-    pairs: Sequence[tuple[float, float]]
-    lags: Sequence[float]
-    """Sorted."""
-
-
-def _without_ill_spans(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return controls, sorted by age, without the spans whose miss rate lies above the usual beyond chance.
-
-    A span is SPAN controls in a row. It leaves where so many of it were not heard of at the usual age for a share q as
-    a usual span has with probability SPAN_SURPRISE at most (one-sided binomial test): first for q = 10 %, the usual
-    age being the median over spans of the age at which a span misses 10 %, which holds while most spans are well; then
-    for 5 % and LATE, whose usual ages are those of what is left. A partly lossy history, where no age has such a share,
-    stays as it is.
-    """
-    if len(pairs) < ENOUGH:
-        return list(pairs)
-    pieces = [pairs[i : i + SPAN] for i in range(0, len(pairs), SPAN)]
-    spans = [_Span(piece, sorted([lag for _, lag in piece])) for piece in pieces]
-    tenth = sorted([span.lags[(len(span.lags) * 9) // 10] for span in spans])[len(spans) // 2]
-    spans = _usual_spans(spans, tenth, 0.1)
-    for share in (0.05, LATE):
-        lags = sorted(chain.from_iterable([span.lags for span in spans]))
-        spans = _usual_spans(spans, lags[int(len(lags) * (1 - share))], share) if lags else spans
-    return list(chain.from_iterable([span.pairs for span in spans]))
-
-
-def _usual_spans(spans: list[_Span], age: float, share: float) -> list[_Span]:
-    if age == _INF:
-        return spans
-    return [s for s in spans if at_least(len(s.lags) - bisect_right(s.lags, age), len(s.lags), share) > SPAN_SURPRISE]
 
 
 # Near the claim
 
 NEAR: Final = 300.0
-FAR: Final = 3600.0
 MOST: Final = 25
+"""Recent controls are those submitted within NEAR seconds of the claim, the MOST nearest on each side ..."""
+
+FAR: Final = 3600.0
 WANTED: Final = 10
+"""... and where a side has fewer than WANTED, the WANTED nearest of that side within FAR. The design's three would
+miss a feed that loses half of its events with probability 1/8, once for each claim at the beginning of a spell."""
+
+A_SIDE: Final = 3
+"""Recent controls needed on each side. The design's "none on one side" is read the cautious way: fewer than its
+three."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """The controls submitted nearest to a claim that are old enough to have been heard of.
-
-    At most MOST on each side within NEAR; where these are fewer than 6, the A_SIDE nearest on each side within FAR.
-    """
+    """The controls submitted nearest to a claim that are old enough to have been heard of."""
 
     before: int
     after: int
@@ -377,7 +150,12 @@ def _miss_rate(age: float, recent: Recent, of_controls: float, history: float) -
 
 
 CROWDS: Final = (20, 100, 500)
-"""How many of the nearest sends are looked at for ambiguous ones."""
+"""How many of the nearest sends are looked at for ambiguous ones. 500 are more than the design asks for: a sick shard
+of ten adds some 6 to 2 in 100, which the test misses every second time, but 30 to 10 in 500."""
+
+SURPRISE: Final = 1e-3
+BURST_MISS: Final = 0.5
+"""How often an accepted send of a burst is not heard of. May be learned from look-ups only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +174,11 @@ class Burst:
 
     @property
     def excess(self) -> float:
-        """The share of them that the usual share doesn't explain, where chance does so less often than SURPRISE."""
+        """The share x of them that is a fault: `1 - usual share * size / count`, the largest of the sizes.
+
+        It counts only where the usual share would give so many, or more, less often than SURPRISE. For that part no
+        control speaks: `m := x * BURST_MISS + (1 - x) * m`.
+        """
         return max((_excess(x, size, self.share) for x, size in zip(self.crowd, CROWDS, strict=False)), default=0.0)
 
 

@@ -10,22 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reconciler.history import Counts, Curve, Stratum, at_least, stratum
 from reconciler.policy import Action, FeedView, Heard, Row, Rules, Witness, decide
-from reconciler.risk import (
-    REPORTED,
-    UNREPORTED,
-    Burst,
-    Cause,
-    Counts,
-    Curve,
-    Recent,
-    Stratum,
-    assess,
-    at_least,
-    risk_of,
-    stratum,
-    usual_share,
-)
+from reconciler.risk import REPORTED, UNREPORTED, Burst, Cause, Recent, assess, risk_of, usual_share
 from webhooks.event import Answer
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
@@ -289,7 +276,7 @@ def test_the_tail_of_the_binomial():
 # Public trouble reports
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
-RULES = Rules(timedelta(minutes=15), timedelta(days=1), 0.01, 5, False, timedelta(seconds=30), "hold")  # noqa: FBT003
+RULES = Rules(timedelta(minutes=15), timedelta(days=1), 0.01, 5, False, timedelta(seconds=30), "hold")
 
 
 def verdict(witness, hold=None):

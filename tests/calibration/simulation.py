@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Final
 
-from reconciler import risk
+from reconciler import history, risk
 from reconciler.policy import Action, FeedView, Heard, Row, Rules, Witness, decide
 
 from .worlds import ABSENT, ACCEPTED, CONTROL, HOUR, LOST, USUAL_AMBIGUOUS, Group, Sends, World, sends
@@ -82,7 +82,7 @@ class Stratum:
         self.old_at: array[float] = array("d")
         self.old_lag: array[float] = array("d")
         self.first_heard = LOST
-        self.built: dict[str, tuple[float, int, int, risk.Curve]] = {}
+        self.built: dict[str, tuple[float, int, int, history.Curve]] = {}
         self._live_before(rate, groups, random)
 
     def _live_before(self, rate: float, groups: list[Group], random: Random) -> None:
@@ -99,8 +99,7 @@ class Stratum:
         self.at.append(at)
         self.lag.append(lag)
         self.seen += 1
-        if at + lag < self.first_heard:
-            self.first_heard = at + lag
+        self.first_heard = min(self.first_heard, at + lag)
         if self.seen % self.stride == 0:
             self.old_at.append(at)
             self.old_lag.append(lag)
@@ -135,8 +134,8 @@ class Simulation:
         self.world = world
         self.outcome = Outcome(world)
         self.sends: Sends = sends(world, random, claims)
-        self.strata: dict[risk.Stratum, Stratum] = {}
-        self.proved: dict[risk.Stratum, Proved] = {}
+        self.strata: dict[history.Stratum, Stratum] = {}
+        self.proved: dict[history.Stratum, Proved] = {}
         self.paths = [self._path(g) for g in world.groups]
         """For each group the strata that its controls belong to, narrowest first."""
         self._open_strata(random)
@@ -156,12 +155,13 @@ class Simulation:
 
     # What a pass sees
 
-    def _path(self, group: Group) -> list[risk.Stratum]:
-        of_class = [risk.Stratum(FEED, group.message_class), risk.Stratum(FEED)]
+    def _path(self, group: Group) -> list[history.Stratum]:
+        of_class = [history.Stratum(FEED, group.message_class), history.Stratum(FEED)]
         if group.domain is None:
             return of_class
-        alone = self.world.rate * group.weight * min(OLDEST / HOUR, HISTORY / self.world.rate) >= risk.ENOUGH
-        return [risk.Stratum(FEED, group.message_class, group.domain if alone else risk.SMALL), *of_class]
+        kept = min(OLDEST / HOUR * self.world.rate, HISTORY)
+        counts = {history.Stratum(FEED, g.message_class, g.domain): int(g.weight * kept) for g in self.world.groups}
+        return list(dict.fromkeys([history.stratum(counts, FEED, group.message_class, group.domain), *of_class]))
 
     def _open_strata(self, random: Random) -> None:
         for name in {name for path in self.paths for name in path}:
@@ -170,10 +170,10 @@ class Simulation:
             self.strata[name] = Stratum(rate, groups, random)
             self.proved[name] = Proved(max(1, int(rate * USUAL_AMBIGUOUS / 2 * HISTORY_SPAN / HOUR / HISTORY)))
 
-    def _stratum(self, which: int, now: float) -> risk.Stratum:
+    def _stratum(self, which: int, now: float) -> history.Stratum:
         for name in self.paths[which]:
             start, end = self.strata[name].history(now)
-            if end - start >= risk.ENOUGH:
+            if end - start >= history.ENOUGH:
                 return name
         return self.paths[which][-1]
 
@@ -183,7 +183,7 @@ class Simulation:
         start, end = of_class.history(now)
         return of_class.first_heard <= now or start == end
 
-    def _curve(self, name: risk.Stratum, which: int, now: float) -> risk.Curve:
+    def _curve(self, name: history.Stratum, which: int, now: float) -> history.Curve:
         """Return the curve, as it was recomputed within the last quarter of an hour or two hundred controls."""
         here, proved = self.strata[name], self.proved[name]
         start, end = here.history(now)
@@ -195,7 +195,7 @@ class Simulation:
                 return curve
         at, lag = here.old_at[start:end], here.old_lag[start:end]
         first = max(0, known - HISTORY)
-        curve = risk.Curve.of(
+        curve = history.Curve.of(
             [now - t for t in at],
             [g if t + g <= now else None for t, g in zip(at, lag, strict=True)],
             [now - t for t in proved.at[first:]],
@@ -205,7 +205,7 @@ class Simulation:
         here.built[key] = (now, end, known, curve)
         return curve
 
-    def _recent(self, name: risk.Stratum, claimed: float, now: float, curve: risk.Curve) -> risk.Recent:
+    def _recent(self, name: history.Stratum, claimed: float, now: float, curve: history.Curve) -> risk.Recent:
         here = self.strata[name]
         at = here.at
         middle = bisect_left(at, claimed)
@@ -289,9 +289,9 @@ class Simulation:
             self.asked_next = now + 300
             all_of = self.proved[self.paths[0][-1]]
             known = sum(
-                at <= now - risk.SETTLED or g > risk.PROMPT for at, g in zip(all_of.at, all_of.lag, strict=True)
+                at <= now - history.SETTLED or g > history.PROMPT for at, g in zip(all_of.at, all_of.lag, strict=True)
             )
-            if known >= risk.MANY:
+            if known >= history.MANY:
                 self.learnt, self.outcome.learning_hours = True, now / HOUR
 
     def _settle(self, i: int, now: float) -> None:

@@ -237,7 +237,7 @@ def _ill_worlds(rate: float) -> Iterator[World]:
     yield World("only ambiguous late", rate, late_ambiguous=some_late, exception="learning")
     yield World("sick shard", rate, fate=half_or_late, spells=often, ambiguous=0.6, shard=0.1, exception="shard")
     hours = min(hours, 3_000 / rate)
-    yield World("browned out", rate, fate=half_or_late, spells=Spells((hours, 2 * hours), 60 * hours), ambiguous=1.0)
+    yield World("browned out", rate, fate=half_or_late, spells=Spells((hours, 2 * hours), 100 * hours), ambiguous=1.0)
 
 
 def _partly_ill_worlds(rate: float) -> Iterator[World]:
@@ -246,7 +246,7 @@ def _partly_ill_worlds(rate: float) -> Iterator[World]:
     yield World("delayed", rate, fate=delayed, spells=often)
     yield World("lossy", rate, fate=lossy, spells=often)
     yield World("half echoing", rate, fate=half, for_good=True)
-    seldom = Spells((hours, 2 * hours), 40 * hours)
+    seldom = Spells((hours, 2 * hours), 60 * hours)
     yield World("ill when ambiguous", rate, fate=half_or_late, spells=seldom, ambiguous=0.3)
     yield World("class without echo", rate, groups=(Group(0.95), Group(0.05, "reports", lost=1.0, bad=True)))
     yield World("slow domains", rate, groups=DOMAINS)

@@ -45,7 +45,7 @@ FACTS: Final = Facts(
     redelivers_for=timedelta(minutes=1),
     look_up=(
         "not asked: GetMessageInsights takes a message id, which a lost answer did not give (VDM on, 1 call/s); by"
-        " recipient and time there is only CreateExportJob, a file hours later whose columns are documented nowhere [BC]"
+        " recipient and time there is only CreateExportJob, a file whose columns were not found [BC]"
     ),
     registration=(
         "sesv2 CreateConfigurationSetEventDestination with an SnsDestination in a configuration set (api_scope), then"
