@@ -54,8 +54,9 @@ def test_controls_and_ambiguous_sends_are_counted_apart():
 
 def test_a_prompt_ambiguous_send_counts_once_those_that_come_late_had_time_a_late_one_at_once():
     curve = Curve.of([], [], [HOUR, 7 * HOUR, 2 * HOUR, 2 * HOUR], [10.0, 10.0, HOUR, None])
-    counts = curve.at(901)
-    assert (counts.ambiguous_n, counts.ambiguous_k) == (3, 2)
+    assert [(curve.at(age).ambiguous_n, curve.at(age).ambiguous_k) for age in (5, 901, 4 * HOUR)] == [
+        *((4, 4), (2, 2), (1, 1))
+    ]
 
 
 def test_the_miss_rate_is_the_mean_of_its_posterior():

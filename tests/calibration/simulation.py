@@ -151,7 +151,9 @@ class Simulation:
         """Of each claim looked at: the risk last stated."""
         self.learnt, self.asked_next = False, 0.0
         self.causes = {False: risk.REPORTED, True: risk.UNREPORTED}
-        self.usual: tuple[int, float] = (-1, 0.0)
+        self.usual, self.usual_until = 0.0, 0.0
+        self.neighbours: dict[int, tuple[history.Stratum, float | None, risk.Recent]] = {}
+        self.crowds: dict[int, tuple[int, ...]] = {}
 
     # What a pass sees
 
@@ -184,14 +186,14 @@ class Simulation:
         return of_class.first_heard <= now or start == end
 
     def _curve(self, name: history.Stratum, which: int, now: float) -> history.Curve:
-        """Return the curve, as it was recomputed within the last quarter of an hour or two hundred controls."""
+        """Return the curve, as it was recomputed within the last quarter of an hour or hundred controls."""
         here, proved = self.strata[name], self.proved[name]
         start, end = here.history(now)
         known = len(proved.at)
         key = self.world.groups[which].message_class
         if built := here.built.get(key):
             when, last, last_known, curve = built
-            if now - when < 900 or (end - last < HISTORY // 10 and known - last_known < max(1, known // 10)):
+            if now - when < 900 or (end - last < HISTORY // 20 and known - last_known < max(1, known // 20)):
                 return curve
         at, lag = here.old_at[start:end], here.old_lag[start:end]
         first = max(0, known - HISTORY)
@@ -221,22 +223,38 @@ class Simulation:
         ]
         return risk.Recent.of(seen[: middle - first], seen[middle - first :], curve.late_after)
 
-    def _burst(self, i: int, now: float) -> risk.Burst:
+    def _recent_of(self, i: int, name: history.Stratum, now: float, curve: history.Curve) -> risk.Recent:
+        """Return the claim's recent controls, remembered once none can change and while they are judged alike."""
+        if (kept := self.neighbours.get(i)) and kept[:2] == (name, curve.late_after):
+            return kept[2]
+        at = self.sends.at[i]
+        found = self._recent(name, at, now, curve)
+        if found.k == 0 and now > at + risk.FAR + (curve.late_after or 0.0):
+            self.neighbours[i] = (name, curve.late_after, found)
+        return found
+
+    def _crowd(self, i: int, now: float) -> tuple[int, ...]:
+        """Count the ambiguous ones among the sends nearest to a claim, remembered once all of these are known."""
+        if kept := self.crowds.get(i):
+            return kept
         known = bisect_right(self.sends.at, now - SUBMIT_WITHIN)
         counts = []
         for size in risk.CROWDS:
             last = min(i + 1 + size // 2, known)
             first = max(0, last - size - 1)
             counts.append(self.crowd[min(first + size + 1, known)] - self.crowd[first] - 1)
-        return risk.Burst(tuple(counts), self._usual_share(known))
+        if known > i + max(risk.CROWDS):
+            self.crowds[i] = tuple(counts)
+        return tuple(counts)
 
-    def _usual_share(self, known: int) -> float:
-        block = known // BLOCK
-        if block >= self.usual[0] + max(1, min(20, block // 10)):
-            ends = range(max(0, block - 300) * BLOCK, block * BLOCK, BLOCK)
-            share = risk.usual_share((BLOCK, self.crowd[at + BLOCK] - self.crowd[at]) for at in ends)
-            self.usual = (block, share)
-        return self.usual[1]
+    def _usual_share(self, now: float) -> float:
+        """Return the usual share of ambiguous sends, as it was learned within the last three hundred sends."""
+        if now >= self.usual_until:
+            known = bisect_right(self.sends.at, now - SUBMIT_WITHIN) // BLOCK
+            ends = range(max(0, known - 300) * BLOCK, known * BLOCK, BLOCK)
+            self.usual = risk.usual_share((BLOCK, self.crowd[at + BLOCK] - self.crowd[at]) for at in ends)
+            self.usual_until = now + 3 * BLOCK / self.world.rate * HOUR
+        return self.usual
 
     # Its life
 
@@ -287,10 +305,7 @@ class Simulation:
             self._settle(i, when)
         if not self.learnt and now >= self.asked_next:
             self.asked_next = now + 300
-            all_of = self.proved[self.paths[0][-1]]
-            known = sum(
-                at <= now - history.SETTLED or g > history.PROMPT for at, g in zip(all_of.at, all_of.lag, strict=True)
-            )
+            known = sum(at <= now - history.SETTLED for at in self.proved[self.paths[0][-1]].at)
             if known >= history.MANY:
                 self.learnt, self.outcome.learning_hours = True, now / HOUR
 
@@ -317,8 +332,8 @@ class Simulation:
         said = risk.assess(
             now - at - SUBMIT_WITHIN,
             curve,
-            NOBODY if curve.no_echo else self._recent(name, at, now, curve),
-            self._burst(i, now),
+            NOBODY if curve.no_echo else self._recent_of(i, name, now, curve),
+            risk.Burst(self._crowd(i, now), self._usual_share(now)),
             self.causes[bool(s.unreported[i])].p0(),
             None,
             RULES.max_risk,
