@@ -192,7 +192,8 @@ def _excess(x: int, size: int, share: float) -> float:
 def usual_share(blocks: Iterable[tuple[int, int]]) -> float:
     """Return a feed's usual share of ambiguous sends, from (sends, ambiguous ones) of stretches of its history.
 
-    `(X+1)/(N+2)` over the stretches that are no bursts themselves, by the same test, against the median at first.
+    `(X+1)/(N+2)` over the stretches that are no bursts themselves, by the same test, against the median at first. The
+    stretches must be spread over a day or more, or a burst of some minutes on a busy feed would be the usual.
     """
     known = [(n, x) for n, x in blocks if n > 0]
     if not known:

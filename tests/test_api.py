@@ -64,6 +64,21 @@ async def test_what_may_have_been_done_is_not_asked_again() -> None:
     assert len(asked) == 1 + apis.TRIES
 
 
+async def test_a_post_that_got_no_answer_is_not_made_again() -> None:
+    def hang_up(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with serving(hang_up) as (url, api, asked):
+        with pytest.raises(ApiError, match="^unreachable"):
+            await api.call("POST", url, json={})
+        assert len(asked) == 1
+        with pytest.raises(ApiError, match="^unreachable"):
+            await api.call("GET", url)
+    assert len(asked) > apis.TRIES
+
+
 @pytest.mark.parametrize("after", ["3600", format_datetime(NOW + timedelta(hours=1))])
 async def test_an_api_that_asks_for_a_long_pause_is_left_alone(after: str) -> None:
     async with serving(lambda _: web.Response(status=429, headers={"Retry-After": after})) as (url, api, asked):

@@ -17,6 +17,8 @@ import pytest
 from aws_server import REGION, client
 from receiver_app import PLAIN, running, signed
 
+from webhooks import archive as archives
+from webhooks import metrics
 from webhooks.archive import READY, Archive, encode
 from webhooks.asking import ApiError
 from webhooks.aws import Place, s3_place
@@ -134,6 +136,22 @@ async def test_what_a_killed_process_wrote_is_carried_by_the_next(bucket: str, t
     assert killed.returncode == -signal.SIGKILL
     await archive(tmp_path, bucket).upload()
     assert [len(lines) for lines in (await stored(bucket)).values()] == [1]
+
+
+async def test_what_the_disk_can_t_keep_up_with_is_dropped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "MAX_WAITING", 100)
+    before = metrics.ARCHIVE_DROPPED._value.get()
+    kept = archive(tmp_path, "http://127.0.0.1:9")
+    for _ in range(3):
+        kept.add(PLAIN, Delivery(b"x" * 101, {}), NOW)
+    await kept.write()
+    kept.add(PLAIN, Delivery(b"y", {}), NOW)
+    await kept.write()
+    lines = [line for path in tmp_path.glob(READY) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    assert sorted(json.loads(line)["body"][0] for line in lines) == ["x", "y"]
+    assert metrics.ARCHIVE_DROPPED._value.get() - before == 2
 
 
 async def test_a_file_that_another_process_still_writes_is_left_alone(tmp_path: Path) -> None:

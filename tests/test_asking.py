@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from api_kit import Sent, asked
 from apis.mailgun import Fake
-from kit import claim, confirm, make_older, old_claim, reconcile, row, state
+from kit import claim, confirm, fail, make_older, old_claim, reconcile, row, state
 
 from reconciler.backfill import Backfilled, backfill
 from reconciler.errors import UserError
@@ -44,9 +44,10 @@ async def ambiguous(db, key: str = "order:1", age: timedelta = 2 * HOUR) -> None
     await old_claim(db, key, age, recipient=ADA)
 
 
-async def answered(db, key: str = "order:2", age: timedelta = HOUR) -> None:
+async def answered(db, key: str = "order:2", age: timedelta = HOUR, **options: str | None) -> None:
     """A send that the provider took, `age` ago: a control."""
-    fence = (await claim(db, key, recipient=BEN))["fence"]
+    given = {name: value for name, value in {"recipient": BEN, **options}.items() if value is not None}
+    fence = (await claim(db, key, **given))["fence"]
     await confirm(db, key, fence, f"m-{key}")
     await make_older(db, key, age)
 
@@ -133,6 +134,53 @@ async def test_a_send_that_was_accepted_before_the_claim_s_submit_by_is_no_contr
         assert (await look_up_send(db, feeds, "order:1")).found.reason == "no_control"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"message_class": "other"},  # whose sends may not be stamped alike
+        {"recipient": None},  # which can't be asked for
+    ],
+)
+async def test_a_control_is_of_the_same_class_and_can_be_found_alike(db, options: dict[str, str | None]) -> None:
+    await ambiguous(db)
+    await answered(db, "order:2", **options)
+    async with mailgun([took("order:2", BEN, HOUR), took("order:3", BEN, HOUR)]) as (feeds, _):
+        assert (await look_up_send(db, feeds, "order:1")).found.reason == "no_control"
+        await answered(db, "order:3", HOUR - timedelta(minutes=1))
+        assert (await look_up_send(db, feeds, "order:1")).found.answer is Answer.ABSENT, "the next one will do"
+
+
+async def test_neither_an_earlier_nor_an_unanswered_send_stands_before_a_good_control(db) -> None:
+    await ambiguous(db)
+    await answered(db, "order:early", 2 * HOUR + timedelta(minutes=2))
+    await old_claim(db, "order:unanswered", HOUR + timedelta(minutes=5), recipient=BEN)
+    await answered(db, "order:good", HOUR)
+    async with mailgun([took("order:good", BEN, HOUR)]) as (feeds, _):
+        assert (await look_up_send(db, feeds, "order:1")).found.answer is Answer.ABSENT
+
+
+async def test_a_send_with_an_attempt_on_another_feed_is_not_absent_by_this_one(db) -> None:
+    await ambiguous(db)
+    await answered(db)
+    await db.execute(
+        "INSERT INTO verdict (wire_key, attempt, fence, action, reason, source, who, feed)"
+        " SELECT wire_key, 0, 0, 'released', 'absent', 'feed', 'test', 'another' FROM send_log"
+        " WHERE send_key = 'order:1'"
+    )
+    async with mailgun([took("order:2", BEN, HOUR)]) as (feeds, _):
+        assert (await look_up_send(db, feeds, "order:1")).found.reason == "other_feed"
+
+
+async def test_a_failed_row_that_a_look_up_corrects_says_so(db) -> None:
+    fence = await old_claim(db, "order:1", 2 * HOUR, recipient=ADA)
+    await fail(db, "order:1", fence, not_sent=False)
+    async with mailgun([took("order:1", ADA, 2 * HOUR)]) as (feeds, _):
+        await look_up_send(db, feeds, "order:1")
+    await reconcile(db)
+    found = await row(db, "order:1")
+    assert (found["state"], found["verdict_source"]) == ("sent", "look-up")
+
+
 async def test_a_stranger_s_send_to_the_same_recipient_is_no_evidence(db) -> None:
     await ambiguous(db)
     await answered(db)
@@ -201,6 +249,50 @@ async def test_a_back_fill_that_was_broken_off_goes_on_where_it_was(db) -> None:
     assert (done.resumed, done.done_until) == (True, until + timedelta(seconds=1))
     assert await db.fetchval("SELECT count(*) FROM provider_event") == 12
     assert await db.fetchval("SELECT count(*) FROM backfill WHERE ended_at IS NULL") == 0
+
+
+async def broken_off(db, sends: list[Sent], since: datetime, until: datetime) -> None:
+    """A run that came two hours far, and then was forbidden to go on."""
+
+    def spoil(request: web.Request) -> web.Response | None:
+        late = float(request.query.get("begin", 0)) > (since + 2 * HOUR).timestamp() - 1
+        return web.Response(status=403) if late else None
+
+    async with mailgun(sends, spoil) as (feeds, _):
+        with pytest.raises(ApiError, match="^forbidden"):
+            await backfill(db, feeds["mg"], since, until, who="test")
+
+
+async def test_a_run_is_resumed_only_at_the_same_place_within_a_day_and_unless_asked_afresh(db) -> None:
+    sends = [took(f"order:{n}", ADA, n * HOUR - timedelta(minutes=1)) for n in range(1, 7)]
+    since, until = now() - 6 * HOUR, now()
+    await broken_off(db, sends, since, until)
+    async with mailgun(sends) as (feeds, _):  # another port, so another place
+        assert not (await backfill(db, feeds["mg"], since, until, who="test")).resumed
+        place = f"{feeds['mg'].api_url} {feeds['mg'].api_scope}"
+        await db.execute("UPDATE backfill SET ended_at = NULL, done_until = since, asked = $1", place)
+        afresh = await backfill(db, feeds["mg"], since, until, who="test", afresh=True)
+        await db.execute("UPDATE backfill SET ended_at = NULL, done_until = since, asked = $1", place)
+        same = await backfill(db, feeds["mg"], since, until, who="test")
+        await db.execute(
+            "UPDATE backfill SET ended_at = NULL, done_until = since, started_at = now() - interval '25 hours'"
+        )
+        old = await backfill(db, feeds["mg"], since, until, who="test")
+    assert (afresh.resumed, same.resumed, old.resumed) == (False, True, False)
+
+
+async def test_what_the_api_may_not_show_yet_is_not_counted_as_done(db) -> None:
+    asked_at: list[float] = []
+
+    def spoil(request: web.Request) -> None:
+        asked_at.append(float(request.query.get("begin", 0)))
+
+    since, until = now() - timedelta(minutes=90), now()
+    async with mailgun([], spoil) as (feeds, _):
+        await backfill(db, feeds["mg"], since, until, who="test")
+    settled = await db.fetchval("SELECT done_until FROM backfill")
+    assert max(asked_at) > since.timestamp()
+    assert settled == since + HOUR, "the last half-hour, in which Mailgun's list still grows, is asked for again"
 
 
 async def test_while_a_back_fill_runs_the_feed_is_marked(db) -> None:

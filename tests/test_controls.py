@@ -93,3 +93,37 @@ def test_a_same_key_retry_needs_silence(heard: Heard) -> None:
     row = replace(claimed(timedelta(minutes=5)), reached=2)
     assert decide(row, Heard(), SILENT, None, RULES, AT).reason == "same_key_retry"
     assert decide(row, heard, SILENT, None, RULES, AT).reason == "grace"
+
+
+# A queue that can't be read
+
+NOTE = """
+INSERT INTO feed_delivery (feed, minute, outcome, n, last_at)
+VALUES ($1, date_trunc('minute', clock_timestamp()), $2, 1, clock_timestamp() + $3::interval)
+ON CONFLICT (feed, minute, outcome) DO UPDATE SET last_at = excluded.last_at
+"""
+
+
+async def test_a_feed_whose_queue_could_not_be_read_since_anything_was_stored_is_silent(db: asyncpg.Pool) -> None:
+    await old_claim(db, KEY)
+    await heard_neighbours(db)
+    await db.execute(NOTE, FEED, "stored", timedelta(seconds=-30))
+    await db.execute(NOTE, FEED, "later:queue", timedelta(seconds=-20))
+    assert await held_reason(db) == "queue"
+    await db.execute(NOTE, FEED, "stored", timedelta(seconds=-10))
+    await db.execute("UPDATE send_log SET next_check_at = clock_timestamp() WHERE send_key = $1", KEY)
+    await reconcile(db)
+    assert await state(db, KEY) == "pending"
+
+
+async def test_a_request_without_any_signature_silences_no_feed_and_one_with_a_wrong_one_does(db: asyncpg.Pool) -> None:
+    await old_claim(db, KEY)
+    await heard_neighbours(db)
+    await db.execute(NOTE, FEED, "stored", timedelta(seconds=-30))
+    await db.execute(NOTE, FEED, "refused:signature", timedelta(seconds=-20))
+    assert await held_reason(db) == "refused"
+    await db.execute("DELETE FROM feed_delivery WHERE outcome = 'refused:signature'")
+    await db.execute(NOTE, FEED, "refused:missing", timedelta(seconds=-10))
+    await db.execute("UPDATE send_log SET next_check_at = clock_timestamp() WHERE send_key = $1", KEY)
+    await reconcile(db)
+    assert await state(db, KEY) == "pending"

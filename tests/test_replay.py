@@ -259,3 +259,10 @@ async def test_the_mark_of_a_killed_replay_ends_by_itself(db) -> None:
     assert timedelta(seconds=50) < left <= timedelta(seconds=60)
     await db.execute("UPDATE feed_state SET filling_until = filling_until - interval '60 seconds' WHERE feed = 'mg'")
     assert not await is_marked()
+
+
+async def test_a_shorter_word_does_not_end_a_longer_one(db) -> None:
+    await db.execute(SET_FILLING, "mg", timedelta(seconds=60))
+    await db.execute(SET_FILLING, "mg", timedelta(seconds=1))
+    left = await db.fetchval("SELECT filling_until - clock_timestamp() FROM feed_state WHERE feed = 'mg'")
+    assert left > timedelta(seconds=30)

@@ -37,7 +37,8 @@ HISTORY_SPAN: Final = 24 * HOUR
 OLDEST: Final = 30 * 24 * HOUR
 NOBODY: Final = risk.Recent(0, 0, 0, 0, 0.0)
 BLOCK: Final = 100
-"""Sends of one stretch over which the usual share of ambiguous ones is taken."""
+STRETCHES: Final = 300
+"""The usual share of ambiguous sends is learned from so many stretches of BLOCK sends."""
 
 
 @dataclass(slots=True)
@@ -66,7 +67,7 @@ class Outcome:
     all: Tally = field(default_factory=Tally)
     bad: Tally = field(default_factory=Tally)
     learning: Tally = field(default_factory=Tally)
-    """Those decided before MANY ambiguous sends were known; in no other tally where the world excepts them."""
+    """Where the world excepts them: those decided while fewer than MANY ambiguous sends were known of their age."""
     learning_hours: float = 0.0
     looks: int = 0
 
@@ -152,7 +153,7 @@ class Simulation:
         self.learnt, self.asked_next = False, 0.0
         self.causes = {False: risk.REPORTED, True: risk.UNREPORTED}
         self.usual, self.usual_until = 0.0, 0.0
-        self.neighbours: dict[int, tuple[history.Stratum, float | None, risk.Recent]] = {}
+        self.neighbours: dict[int, tuple[float, history.Stratum, float | None, risk.Recent]] = {}
         self.crowds: dict[int, tuple[int, ...]] = {}
 
     # What a pass sees
@@ -207,30 +208,26 @@ class Simulation:
         here.built[key] = (now, end, known, curve)
         return curve
 
-    def _recent(self, name: history.Stratum, claimed: float, now: float, curve: history.Curve) -> risk.Recent:
-        here = self.strata[name]
+    def _recent(self, i: int, name: history.Stratum, now: float, curve: history.Curve) -> risk.Recent:
+        """Return the claim's recent controls, remembered while they can't change and are judged alike."""
+        if (kept := self.neighbours.get(i)) and now < kept[0] and kept[1:3] == (name, curve.late_after):
+            return kept[3]
+        here, claimed, late_after = self.strata[name], self.sends.at[i], curve.late_after or 0.0
         at = here.at
         middle = bisect_left(at, claimed)
-        end = bisect_right(at, now - (curve.late_after or 0.0), middle)
+        end = bisect_right(at, now - late_after, middle)
         first = max(middle - risk.MOST, bisect_left(at, claimed - risk.NEAR, 0, middle))
         if middle - first < risk.WANTED:
             first = max(middle - risk.WANTED, bisect_left(at, claimed - risk.FAR, 0, middle))
         last = min(middle + risk.MOST, bisect_right(at, claimed + risk.NEAR, middle, end))
         if last - middle < risk.WANTED:
             last = min(middle + risk.WANTED, bisect_right(at, claimed + risk.FAR, middle, end))
-        seen = [
-            (now - t, g if t + g <= now else None) for t, g in zip(at[first:last], here.lag[first:last], strict=True)
-        ]
-        return risk.Recent.of(seen[: middle - first], seen[middle - first :], curve.late_after)
-
-    def _recent_of(self, i: int, name: history.Stratum, now: float, curve: history.Curve) -> risk.Recent:
-        """Return the claim's recent controls, remembered once none can change and while they are judged alike."""
-        if (kept := self.neighbours.get(i)) and kept[:2] == (name, curve.late_after):
-            return kept[2]
-        at = self.sends.at[i]
-        found = self._recent(name, at, now, curve)
-        if found.k == 0 and now > at + risk.FAR + (curve.late_after or 0.0):
-            self.neighbours[i] = (name, curve.late_after, found)
+        pairs = list(zip(at[first:last], here.lag[first:last], strict=True))
+        seen = [(now - t, g if t + g <= now else None) for t, g in pairs]
+        found = risk.Recent.of(seen[: middle - first], seen[middle - first :], curve.late_after)
+        if now > claimed + risk.FAR + late_after:
+            until = min((t + g for t, g in pairs if t + g > now), default=LOST)
+            self.neighbours[i] = (until, name, curve.late_after, found)
         return found
 
     def _crowd(self, i: int, now: float) -> tuple[int, ...]:
@@ -248,12 +245,13 @@ class Simulation:
         return tuple(counts)
 
     def _usual_share(self, now: float) -> float:
-        """Return the usual share of ambiguous sends, as it was learned within the last three hundred sends."""
+        """Return the usual share of ambiguous sends, learned from STRETCHES spread over a day or more."""
         if now >= self.usual_until:
             known = bisect_right(self.sends.at, now - SUBMIT_WITHIN) // BLOCK
-            ends = range(max(0, known - 300) * BLOCK, known * BLOCK, BLOCK)
+            step = max(1, int(self.world.rate * 24 / STRETCHES / BLOCK))
+            ends = range(max(0, known - STRETCHES * step) * BLOCK, known * BLOCK, step * BLOCK)
             self.usual = risk.usual_share((BLOCK, self.crowd[at + BLOCK] - self.crowd[at]) for at in ends)
-            self.usual_until = now + 3 * BLOCK / self.world.rate * HOUR
+            self.usual_until = now + 3 * step * BLOCK / self.world.rate * HOUR
         return self.usual
 
     # Its life
@@ -279,10 +277,11 @@ class Simulation:
                 heappush(again, (_tick(later), i))
         return self.outcome
 
-    def _count(self, i: int) -> list[Tally]:
+    def _count(self, i: int, said: risk.Assessment | None = None) -> list[Tally]:
         """Count a claim that is over, and return the tallies that it belongs to."""
         s, out = self.sends, self.outcome
-        if self.world.exception == "learning" and not self.learnt:
+        known = self.learnt if said is None else said.counts.ambiguous_n >= history.MANY
+        if self.world.exception == "learning" and not known:
             tallies = [out.learning]
         else:
             tallies = [out.all, out.bad] if s.bad[i] else [out.all]
@@ -332,7 +331,7 @@ class Simulation:
         said = risk.assess(
             now - at - SUBMIT_WITHIN,
             curve,
-            NOBODY if curve.no_echo else self._recent_of(i, name, now, curve),
+            NOBODY if curve.no_echo else self._recent(i, name, now, curve),
             risk.Burst(self._crowd(i, now), self._usual_share(now)),
             self.causes[bool(s.unreported[i])].p0(),
             None,
@@ -345,22 +344,22 @@ class Simulation:
         view = FeedView(witness=Witness(said.answer, said.reason, said.risk))
         verdict = decide(row, Heard(), view, None, RULES, EPOCH + timedelta(seconds=now))
         if verdict.action is Action.RELEASED:
-            self._release(i, now, said.risk)
+            self._release(i, now, said)
             return None
         if now - at - SUBMIT_WITHIN >= GIVE_UP:
-            for tally in self._count(i):
+            for tally in self._count(i, said):
                 tally.held += 1
                 tally.reasons[verdict.reason] = tally.reasons.get(verdict.reason, 0) + 1
             return None
         assert verdict.next_check_at
         return (verdict.next_check_at - EPOCH).total_seconds()
 
-    def _release(self, i: int, now: float, stated: float) -> None:
+    def _release(self, i: int, now: float, said: risk.Assessment) -> None:
         s = self.sends
         absent = s.kind[i] == ABSENT
-        for tally in self._count(i):
+        for tally in self._count(i, said):
             tally.released += 1
-            tally.stated += stated
+            tally.stated += said.risk
             tally.duplicates += not absent
             tally.absent_released += absent
             tally.in_time += absent and now <= s.at[i] + SUBMIT_WITHIN + GRACE + A_PASS + A_PASS

@@ -223,6 +223,8 @@ def _worlds() -> Iterator[World]:
         yield World("healthy", rate, promise="healthy")
     for rate in (10, 1_000, 100_000):
         yield from _ill_worlds(rate)
+    for rate in (10, 1_000, 10_000):  # at 100,000 all 20,000 would be over before any of them can be known
+        yield World("only ambiguous late", rate, late_ambiguous=some_late, exception="learning")
     for rate in (10, 1_000):
         yield from _partly_ill_worlds(rate)
     yield World("never echoing", 1_000, groups=(Group(1.0, lost=1.0, bad=True),), promise="deaf")
@@ -234,7 +236,6 @@ def _ill_worlds(rate: float) -> Iterator[World]:
     yield World("down", rate, fate=down, spells=often)
     yield World("draining", rate, fate=draining, spells=often)
     yield World("dead", rate, fate=never, for_good=True, promise="deaf")
-    yield World("only ambiguous late", rate, late_ambiguous=some_late, exception="learning")
     yield World("sick shard", rate, fate=half_or_late, spells=often, ambiguous=0.6, shard=0.1, exception="shard")
     hours = min(hours, 3_000 / rate)
     yield World("browned out", rate, fate=half_or_late, spells=Spells((hours, 2 * hours), 100 * hours), ambiguous=1.0)
