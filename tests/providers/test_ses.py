@@ -204,7 +204,7 @@ def test_insights_into_a_message_show_its_key_and_its_events_but_take_its_id():
     assert {"Name": "send_key", "Value": KEY} in insights["EmailTags"]
     (recipient,) = insights["Insights"]
     assert (recipient["Destination"], [event["Type"] for event in recipient["Events"]]) == (ANA, ["SEND", "DELIVERY"])
-    assert FACTS.look_up.startswith("not by our key; GetMessageInsights by message id only")
+    assert "GetMessageInsights takes a message id, which a lost answer did not give" in FACTS.look_up
 
 
 def test_each_line_of_a_firehose_file_is_a_record():
