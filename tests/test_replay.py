@@ -168,14 +168,21 @@ async def test_a_dry_run_counts_and_stores_nothing(db, tmp_path: Path) -> None:
     assert await db.fetchval("SELECT count(*) FROM feed_state WHERE filling_until IS NOT NULL") == 0
 
 
+COUNT_MARKS = """
+CREATE TABLE marks (at timestamptz DEFAULT clock_timestamp());
+CREATE FUNCTION note_mark() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO marks DEFAULT VALUES; RETURN NEW; END $$;
+CREATE TRIGGER note_mark AFTER INSERT OR UPDATE ON feed_state FOR EACH ROW EXECUTE FUNCTION note_mark();
+"""
+
+
 async def test_however_much_is_skipped_the_mark_is_renewed(db, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fillings, "RENEW_SECONDS", 0.0)
+    await db.execute(COUNT_MARKS)
     good = sample("mg", "delivered", "key-1").body
-    (tmp_path / "a.ndjson").write_bytes(good + b"\n" + b'["junk"]\n' * 5000)
-    began = await db.fetchval("SELECT clock_timestamp()")
+    (tmp_path / "a.ndjson").write_bytes(good + b"\n" + b'["junk"]\n' * 2000)
     await replayed(db, tmp_path, "mg")
-    until = await db.fetchval("SELECT filling_until FROM feed_state WHERE feed = 'mg'")
-    assert until - fillings.LEASE > began + timedelta(milliseconds=20), "it was said again, long after the beginning"
+    assert await db.fetchval("SELECT count(*) FROM marks") > 2
 
 
 async def test_what_is_no_file_is_passed_over(db, tmp_path: Path) -> None:
