@@ -20,7 +20,10 @@ ENOUGH: Final = 100
 """Controls that a stratum needs, and that must have passed the claim's age."""
 
 MANY: Final = 100
-"""Ambiguous sends proved accepted, from which on their own history speaks alone."""
+"""Ambiguous sends proved accepted, from which on their own history speaks, and stress ends."""
+
+STRESS: Final = 3.0
+"""How many times more than controls ambiguous sends may be missed, while MANY of them aren't known."""
 
 SETTLED: Final = 6 * 3600.0
 """Ambiguous sends count among the N from this age on, or from twice the age asked for, when those that were claimed
@@ -115,10 +118,13 @@ class Counts:
         return (self.k + 1) / (self.n + 2)
 
     def ambiguous_miss_rate(self) -> float:
-        """Return m_h over ambiguous sends, which leans on the controls' while few are known."""
-        if self.ambiguous_n >= MANY:
-            return (self.ambiguous_k + 1) / (self.ambiguous_n + 2)
-        return (self.ambiguous_k + MANY * self.miss_rate()) / (self.ambiguous_n + MANY)
+        """Return m_h over ambiguous sends: `(K + MANY*q)/(N + MANY)`.
+
+        It leans, with the weight of MANY sends, on q: what controls say, times STRESS. While N is below MANY q is what
+        controls say, because stress multiplies all of it (`reconciler.risk.assess`).
+        """
+        lean = self.miss_rate() * (STRESS if self.ambiguous_n >= MANY else 1.0)
+        return (self.ambiguous_k + MANY * lean) / (self.ambiguous_n + MANY)
 
 
 @dataclass(frozen=True, slots=True)

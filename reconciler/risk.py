@@ -8,8 +8,10 @@ claim to the storing of the first event that names the send by wire key, and is 
 **History** (`Curve`). Of N sends of a stratum that were accepted and have passed age a, K were not heard of within a:
 `m_h = (K+1)/(N+2)`, the mean of the miss rate's posterior under a uniform prior. It is taken of controls, and of
 ambiguous sends that were proved accepted later, since the node that timed out may be the one that lags; the larger
-counts. Of fewer than MANY ambiguous ones the estimate leans on the controls': `(K + MANY*m_h)/(N + MANY)`, times
-STRESS, so that nothing known means three times what controls say, and a few late ones count at once.
+counts. Of ambiguous ones it leans on what controls say, times STRESS, with the weight of MANY sends:
+`(K + MANY*STRESS*m_h)/(N + MANY)`, and STRESS multiplies all while N is below MANY. So nothing known means three times
+what controls say, a few late ones count at once, and punctual ones end the stress gently: under a uniform prior the
+hundredth punctual one would raise m_h to 1 %, and a healthy feed would state far more than it does.
 
 **Near the claim** (`Recent`). Of n controls k are not heard of yet, k_late were not heard of at the age at which
 history misses LATE. `A(s, j, q) = s/(n+1) / ((1-s) Binom(j; n, q))` are the odds of a regime in which any miss rate is
@@ -45,7 +47,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal
 
-from reconciler.history import ENOUGH, LATE, MANY, Counts, Curve, at_least, binomial
+from reconciler.history import ENOUGH, LATE, MANY, STRESS, Counts, Curve, at_least, binomial
 from webhooks.event import Answer
 
 Reason = Literal["", "risk", "burst", "no_echo", "few_controls", "silent"]
@@ -58,7 +60,6 @@ than thirty times what it does."""
 LOSS: Final = 0.02
 """Prior that a feed loses events around a claim and delivers the rest in time; no age outweighs it, only controls."""
 
-STRESS: Final = 3.0
 EVEN: Final = 0.5
 _INF: Final = math.inf
 

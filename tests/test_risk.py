@@ -61,12 +61,17 @@ def test_a_prompt_ambiguous_send_counts_once_those_that_come_late_had_time_a_lat
 
 def test_the_miss_rate_is_the_mean_of_its_posterior():
     assert Counts(n=98, k=1).miss_rate() == 2 / 100
-    assert Counts(n=2_000, ambiguous_n=198, ambiguous_k=1).ambiguous_miss_rate() == 2 / 200
 
 
 def test_few_ambiguous_sends_lean_on_the_controls_and_late_ones_count_at_once():
     assert Counts(n=98, k=0).ambiguous_miss_rate() == pytest.approx(0.01)
     assert Counts(n=98, k=0, ambiguous_n=10, ambiguous_k=3).ambiguous_miss_rate() == pytest.approx(4 / 110)
+
+
+def test_many_ambiguous_sends_speak_for_themselves_and_punctual_ones_end_the_stress_gently():
+    assert Counts(n=998, k=0, ambiguous_n=100).ambiguous_miss_rate() == pytest.approx(0.3 / 200)
+    assert Counts(n=998, k=0, ambiguous_n=100, ambiguous_k=30).ambiguous_miss_rate() == pytest.approx(30.3 / 200)
+    assert Counts(n=998, k=0, ambiguous_n=1_900, ambiguous_k=19).ambiguous_miss_rate() == pytest.approx(19.3 / 2_000)
 
 
 def test_an_outage_leaves_history():

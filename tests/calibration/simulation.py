@@ -23,7 +23,7 @@ SUBMIT_WITHIN: Final = 60.0
 A_PASS: Final = 15.0
 RULES: Final = Rules(
     grace=timedelta(minutes=15),
-    give_up_after=timedelta(hours=8),
+    give_up_after=timedelta(hours=6),
     max_risk=0.01,
     max_attempts=5,
     same_key_retry=False,
@@ -187,14 +187,14 @@ class Simulation:
         return of_class.first_heard <= now or start == end
 
     def _curve(self, name: history.Stratum, which: int, now: float) -> history.Curve:
-        """Return the curve, as it was recomputed within the last quarter of an hour or hundred controls."""
+        """Return the curve, as it was recomputed within the last quarter of an hour or two hundred controls."""
         here, proved = self.strata[name], self.proved[name]
         start, end = here.history(now)
         known = len(proved.at)
         key = self.world.groups[which].message_class
         if built := here.built.get(key):
             when, last, last_known, curve = built
-            if now - when < 900 or (end - last < HISTORY // 20 and known - last_known < max(1, known // 20)):
+            if now - when < 900 or (end - last < HISTORY // 10 and known - last_known < max(1, known // 10)):
                 return curve
         at, lag = here.old_at[start:end], here.old_lag[start:end]
         first = max(0, known - HISTORY)

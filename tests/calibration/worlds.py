@@ -202,8 +202,8 @@ def never(random: Random, at: float, spell: Spell, ambiguous: bool) -> float:
 
 
 def some_late(random: Random, at: float, spell: Spell, ambiguous: bool) -> float:
-    """Three in ten come one to eight hours late."""
-    return random.uniform(1, 8) * HOUR if random.random() < 0.3 else 0.0
+    """Three in ten come one to five hours late."""
+    return random.uniform(1, 5) * HOUR if random.random() < 0.3 else 0.0
 
 
 # The worlds
