@@ -2,10 +2,10 @@
 BIN ?= .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help lint types imports test check bench mutants lock build
+.PHONY: help lint types imports test check bench calibration mutants lock build
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv/bin/python:
 	python3 -m venv .venv
@@ -28,6 +28,9 @@ check: lint types imports test ## All of the above
 
 bench: $(BIN)/python ## Measure the receiver and the pass (minutes; not part of check)
 	$(BIN)/python -m benchmarks
+
+calibration: $(BIN)/python ## Judge what releases state in invented worlds (some 12 minutes; not part of check)
+	$(BIN)/python -m tests.calibration
 
 mutants: $(BIN)/python ## Break each law by a small patch: the test that holds it must fail
 	$(BIN)/python -m tests.mutants

@@ -11,12 +11,12 @@ from typing import Final
 
 import uvloop
 
-from benchmarks import backlog, events, posts
+from benchmarks import backlog, events, posts, silence
 from benchmarks.stand import Result, Scale, machine, say, server, settle_server
 from reconciler.postgres import EmbeddedPostgres
 
 Benchmark = Callable[[EmbeddedPostgres, Scale], Awaitable[list[Result]]]
-BENCHMARKS: Final[dict[str, Benchmark]] = {"a": posts.run, "b": events.run, "c": backlog.run}
+BENCHMARKS: Final[dict[str, Benchmark]] = {"a": posts.run, "b": events.run, "c": backlog.run, "d": silence.run}
 
 
 def _arguments() -> argparse.Namespace:

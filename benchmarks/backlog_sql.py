@@ -30,7 +30,7 @@ INSERT INTO send_log (wire_key, send_key, state, feed, recipient, recipient_key,
     first_claimed_at, claimed_at, submit_by, answered_at, provider_message_id, verdict_source, verdict_reason, sent_at,
     delivery, delivery_at, created_at, updated_at)
 SELECT left(encode(sha256(('sent:' || n)::bytea), 'hex'), 48), 'order.receipt:' || n || ':user' || n || '@example.com',
-    'sent', 'feed-' || n % 4, 'user' || n || '@example.com', 'user' || n || '@example.com', 1, n, 'worker-' || n % 16,
+    'sent', 'feed-' || n % $2, 'user' || n || '@example.com', 'user' || n || '@example.com', 1, n, 'worker-' || n % 16,
     at, at, at + interval '60 s', at + interval '300 ms', md5('message:' || n) || '@mx.example.com', 'sender',
     'answered', at + interval '300 ms', 'delivered', at + interval '8 s', at, at
 FROM (SELECT n, clock_timestamp() - interval '5 min' - interval '90 days' * (1 - n / $1::float8) ^ 2 AS at
@@ -40,11 +40,11 @@ FROM (SELECT n, clock_timestamp() - interval '5 min' - interval '90 days' * (1 -
 # A backlog of claims, one to six hours old. Of one in ten nothing was ever heard.
 FILL_CLAIMED: Final = """
 INSERT INTO send_log (wire_key, send_key, state, feed, recipient, recipient_key, attempt, fence, claimed_by,
-    first_claimed_at, claimed_at, submit_by, next_check_at, created_at, updated_at)
+    first_claimed_at, claimed_at, submit_by, cause, next_check_at, created_at, updated_at)
 SELECT left(encode(sha256(('claimed:' || n)::bytea), 'hex'), 48),
     'order.receipt:c' || n || ':user' || n || '@example.com',
-    'claimed', 'feed-' || n % 4, 'user' || n || '@example.com', 'user' || n || '@example.com', 1, 100000000 + n,
-    'worker-' || n % 16, at, at, at + interval '60 s', at + interval '16 min', at, at
+    'claimed', 'feed-' || n % $2, 'user' || n || '@example.com', 'user' || n || '@example.com', 1, 100000000 + n,
+    'worker-' || n % 16, at, at, at + interval '60 s', 'timed out', at + interval '16 min', at, at
 FROM (SELECT n, clock_timestamp() - interval '6 hours' + interval '5 hours' * (n / $1::float8) AS at
       FROM generate_series(1, $1) AS n) AS claims
 """
@@ -64,8 +64,13 @@ FROM (SELECT *, claimed_at + interval '8 s' AS at FROM send_log
 FILL_DELIVERIES: Final = """
 INSERT INTO feed_delivery (feed, minute, outcome, n, last_at)
 SELECT 'feed-' || n, date_trunc('minute', clock_timestamp()), 'stored', 1, clock_timestamp()
-FROM generate_series(0, 3) AS n
+FROM generate_series(0, $1 - 1) AS n
 """
+
+# Nothing was heard of any claim.
+SILENCE_CLAIMS: Final = (
+    "DELETE FROM provider_event e USING send_log s WHERE s.wire_key = e.wire_key AND s.state = 'claimed'"
+)
 
 # What an outcome walk begins with; the events of the fixture are older, so that it is not what is measured.
 OUTCOMES_ARE_UP_TO_DATE: Final = "UPDATE feed_state SET outcomes_until = clock_timestamp() WHERE feed = '*'"

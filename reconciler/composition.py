@@ -12,8 +12,10 @@ import asyncpg
 
 from reconciler import migrate
 from reconciler.errors import DatabaseUnavailable, UserError, describe_connection_error
+from reconciler.observed import Histories
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.reconcile import Policies
+from reconciler.second_witness import SecondWitness
 from reconciler.settings import Settings
 from webhooks.archive import Archive
 from webhooks.aws import s3_place
@@ -37,13 +39,25 @@ def policies(settings: Settings) -> Policies:
         configured = settings.feeds.get(feed)
         return PROVIDERS[configured.provider].facts.same_key_window if configured else None
 
+    def first_event_is_delivery(feed: str) -> bool:
+        configured = settings.feeds.get(feed)
+        return configured is not None and PROVIDERS[configured.provider].facts.first_event_is_delivery
+
     every = [
         settings.rules,
         *(settings.rule_settings_for(feed, "") for feed in settings.feeds),
         *(settings.rule_settings_for("", name) for name in settings.classes),
     ]
     # One window serves all rows: the longest one that somebody asked for loses nobody's late evidence.
-    return Policies(settings.rules_for, key_window, late_window=max(rules.late_window for rules in every))
+    return Policies(
+        settings.rules_for,
+        key_window,
+        late_window=max(rules.late_window for rules in every),
+        histories=Histories(settings.rules_for, first_event_is_delivery),
+        limit_for=settings.limit_for,
+        shadow=settings.shadow_feeds(),
+        second_witness=SecondWitness(feeds(settings), settings.look_up_budget_for),
+    )
 
 
 def feeds(settings: Settings) -> dict[str, Feed]:

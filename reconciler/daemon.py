@@ -27,8 +27,10 @@ from reconciler.health import Health
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.process import listen_http, stop_on_signals, until_open
 from reconciler.reconcile import run_pass
+from reconciler.restore import Heart
 from reconciler.scheduler import Clock, Worker, finish, listen, reason_of
 from reconciler.settings import Settings
+from reconciler.watch import WATCH_SECONDS, watch
 from webhooks.archive import Archive
 from webhooks.asking import ApiError
 from webhooks.counters import Counters
@@ -59,7 +61,7 @@ FAILED_ROWS_SECONDS: Final = 300.0
 """How often a pass looks for late evidence of failed rows, too."""
 DRAIN_SECONDS: Final = 12.0
 """How long requests in flight, and then the work under way, may take at shutdown: together less than Kubernetes' 30."""
-PASS_CONNECTIONS: Final = 3
+PASS_CONNECTIONS: Final = 4
 
 _log: Final = structlog.get_logger()
 
@@ -105,6 +107,8 @@ class Daemon:
         self._receiver: Receiver | None = None
         self._queues: list[QueueReader] = []
         self._archive: Archive | None = None
+        self._who = f"{socket.gethostname()}:{os.getpid()}"
+        self._heart = Heart(settings.database.data_dir, self._who)
         self._clock = Clock()
         self._workers: list[Worker] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -209,10 +213,13 @@ class Daemon:
         self._worker("check", partial(self._check, pool, database.embedded), "database_unavailable", CHECK_SECONDS)
         self._worker("figures", partial(self._read_figures, pool), "figures_not_read", FIGURES_SECONDS)
         if self._reconciles:
+            self._worker("heartbeat", partial(self._heart.beat, pool), "heartbeat_failed", CHECK_SECONDS)
             every = self._settings.reconcile.every.total_seconds()
             passes = self._worker("pass", self._passes(pool), "pass_failed", every, PASS_PAUSE)
             endpoints = partial(check_daily, pool, composition.feeds(self._settings), self._settings.webhook_url)
             self._worker("endpoints", endpoints, "endpoints_not_checked", ENDPOINTS_SECONDS)
+            watching = watch(pool, self._settings, composition.policies(self._settings).late_window, self._who)
+            self._worker("watch", watching, "watch_failed", WATCH_SECONDS)
             dsn = self._settings.database.direct_url or database.dsn
             self._listener = asyncio.create_task(listen(dsn, passes), name="listener")
         self._clock.start()
@@ -245,18 +252,18 @@ class Daemon:
 
     def _passes(self, pool: BoundedPool) -> Callable[[], Awaitable[None]]:
         policies = composition.policies(self._settings)
-        who = f"{socket.gethostname()}:{os.getpid()}"
         looked_at_failed = -math.inf
 
         async def one_pass() -> None:
             nonlocal looked_at_failed
             began = time.monotonic()
+            await self._heart.check(pool)  # no pass runs over a database that has gone back, nor before the first look
             look_at_failed = began - looked_at_failed >= FAILED_ROWS_SECONDS
-            report = await run_pass(pool, policies, who=who, look_at_failed=look_at_failed)
+            report = await run_pass(pool, policies, who=self._who, look_at_failed=look_at_failed)
             if look_at_failed:
                 looked_at_failed = began
             metrics.note_pass(report.counts, time.monotonic() - began)
-            await _tell_pass(pool, who, report.counts)
+            await _tell_pass(pool, self._who, report.counts)
 
         return one_pass
 

@@ -22,8 +22,8 @@ class Settled:
     """Where the next page begins; None: this was the last."""
 
 
-Settle = Callable[[Connection, Place, str | None, str | None, int, str], Awaitable[Settled]]
-"""Settles one page of rows by evidence: `(connection, after, feed, wire key, pass, who)`."""
+Settle = Callable[[Connection, Place, str | None, str | None, frozenset[str], int, str], Awaitable[Settled]]
+"""Settles one page of rows by evidence: `(connection, after, feed, wire key, feeds in shadow mode, pass, who)`."""
 
 
 SETTLE_WATCHED: Final = """
@@ -33,7 +33,7 @@ WITH page AS MATERIALIZED (
     FROM send_log
     WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL
       AND (next_check_at, wire_key) > ($1::timestamptz, $2::text)
-      AND ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4)
+      AND ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4) AND feed <> ALL ($7::text[])
     ORDER BY next_check_at, wire_key
     LIMIT 5000
 ), heard AS (
@@ -83,10 +83,16 @@ FROM page ORDER BY next_check_at DESC, wire_key DESC LIMIT 1
 
 
 async def settle_watched(
-    connection: Connection, after: Place, feed: str | None, key: str | None, pass_id: int, who: str
+    connection: Connection,
+    after: Place,
+    feed: str | None,
+    key: str | None,
+    shadow: frozenset[str],
+    pass_id: int,
+    who: str,
 ) -> Settled:
     """Move a page of claimed and released rows that evidence decides, whatever the time of their next look."""
-    row = await connection.fetchrow(SETTLE_WATCHED, after.at, after.wire_key, feed, key, pass_id, who)
+    row = await connection.fetchrow(SETTLE_WATCHED, after.at, after.wire_key, feed, key, pass_id, who, sorted(shadow))
     return _settled(row)
 
 
@@ -95,7 +101,7 @@ WITH page AS MATERIALIZED (
     SELECT wire_key, failed_at, feed, recipient_key, provider_message_id, known_message_id
     FROM send_log
     WHERE state = 'failed' AND (failed_at, wire_key) > ($1::timestamptz, $2::text)
-      AND ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4)
+      AND ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4) AND feed <> ALL ($7::text[])
     ORDER BY failed_at, wire_key
     LIMIT 2000
 ), heard AS (
@@ -129,10 +135,16 @@ FROM page ORDER BY failed_at DESC, wire_key DESC LIMIT 1
 
 
 async def settle_failed(
-    connection: Connection, after: Place, feed: str | None, key: str | None, pass_id: int, who: str
+    connection: Connection,
+    after: Place,
+    feed: str | None,
+    key: str | None,
+    shadow: frozenset[str],
+    pass_id: int,
+    who: str,
 ) -> Settled:
     """Turn a page of failed rows into sent ones where acceptance was heard of after all."""
-    row = await connection.fetchrow(SETTLE_FAILED, after.at, after.wire_key, feed, key, pass_id, who)
+    row = await connection.fetchrow(SETTLE_FAILED, after.at, after.wire_key, feed, key, pass_id, who, sorted(shadow))
     return _settled(row)
 
 

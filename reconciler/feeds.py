@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
+from reconciler import restore
 from reconciler.ledger import Connection
 from reconciler.policy import Hold
 
@@ -43,6 +45,17 @@ class Health:
     filling: bool = False
     """True while a replay or back-fill of the feed runs: what it will bring is not known yet."""
 
+    @property
+    def cannot_speak(self) -> Literal["silent", "refused", "queue", "filling"] | None:
+        """Why the feed's silence means nothing at all, whatever it tells of the sends around one; None: it may."""
+        if not self.delivered:
+            return "silent"
+        if not self.newest_was_stored:
+            return "refused"
+        if self.queue_unread:
+            return "queue"
+        return "filling" if self.filling else None
+
 
 async def feed_health(connection: Connection, feeds: set[str]) -> dict[str, Health]:
     """Return how the given feeds stand."""
@@ -68,11 +81,78 @@ async def pause(connection: Connection, feed: str, reason: str, who: str) -> Non
 
 RESUME: Final = """
 UPDATE feed_state SET paused_at = NULL, breaker_at = NULL, suspect_at = NULL, reason = $2, who = $3,
-    updated_at = clock_timestamp()
+    resumed_at = clock_timestamp(), updated_at = clock_timestamp()
 WHERE feed = $1 AND num_nonnulls(paused_at, breaker_at, suspect_at) > 0
 """
 
 
 async def resume(connection: Connection, feed: str, reason: str, who: str) -> bool:
-    """Lift every hold of a feed (or ALL_FEEDS); returns False where there was none."""
-    return (await connection.execute(RESUME, feed, reason, who)) == "UPDATE 1"
+    """Lift every hold of a feed (or ALL_FEEDS); returns False where there was none.
+
+    Of a suspicion too: then the database is accepted as it is, and fences jump past all that were ever given out.
+    """
+    await restore.keep_highest_fence(connection, feed)
+    async with connection.transaction(isolation="read_committed"):
+        await restore.accept(connection, feed)
+        return (await connection.execute(RESUME, feed, reason, who)) == "UPDATE 1"
+
+
+async def meet_releases(connection: Connection) -> None:
+    """Wait for every release under way. Called after a hold was committed; from then on nothing passes it."""
+    await connection.execute(MEET_RELEASES)
+
+
+# Where another hold stands its reason is kept: it came first, and `resume` lifts both together.
+OPEN_BREAKER: Final = """
+INSERT INTO feed_state (feed, breaker_at, reason, who) VALUES ($1, clock_timestamp(), $2, $3)
+ON CONFLICT (feed) DO UPDATE SET breaker_at = clock_timestamp(), updated_at = clock_timestamp(),
+    reason = CASE WHEN num_nonnulls(feed_state.paused_at, feed_state.suspect_at) = 0 THEN $2 ELSE feed_state.reason END,
+    who = CASE WHEN num_nonnulls(feed_state.paused_at, feed_state.suspect_at) = 0 THEN $3 ELSE feed_state.who END
+WHERE feed_state.breaker_at IS NULL
+"""
+
+
+async def set_breaker(connection: Connection, feed: str, reason: str, who: str) -> bool:
+    """Open a feed's breaker as a part of the caller's transaction; returns False where it was open already.
+
+    After its commit the caller must `meet_releases`.
+    """
+    return (await connection.execute(OPEN_BREAKER, feed, reason, who)) == "INSERT 0 1"
+
+
+async def open_breaker(connection: Connection, feed: str, reason: str, who: str) -> bool:
+    """Stop releases of a feed until a person resumes; returns False where they were stopped already.
+
+    Once this has returned nothing is released. Not to be called within a transaction: it would wait for releases that
+    wait for it.
+    """
+    opened = await set_breaker(connection, feed, reason, who)
+    await meet_releases(connection)
+    return opened
+
+
+REFUSED_TOO_OFTEN: Final = """
+SELECT asked.feed, d.refused
+FROM unnest($1::text[]) AS asked(feed)
+LEFT JOIN feed_state s ON s.feed = asked.feed
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(n) FILTER (WHERE outcome LIKE 'refused:%' AND outcome <> 'refused:missing'), 0)::bigint AS refused,
+           coalesce(sum(n) FILTER (WHERE outcome = 'stored'), 0)::bigint AS stored
+    FROM feed_delivery
+    WHERE feed = asked.feed AND minute > statement_timestamp() - interval '15 min'
+      AND (s.resumed_at IS NULL OR last_at > s.resumed_at)
+) AS d
+WHERE d.refused >= $2 AND d.refused > d.stored AND s.breaker_at IS NULL
+"""
+TOO_OFTEN: Final = 10
+"""Refused deliveries within a quarter of an hour, and more than were stored: the provider signs otherwise than we check."""
+
+
+async def stop_refused_feeds(connection: Connection, feeds: Sequence[str], who: str) -> list[str]:
+    """Open the breakers of feeds whose deliveries are refused one after the other, and return which."""
+    found = []
+    for feed, refused in await connection.fetch(REFUSED_TOO_OFTEN, feeds, TOO_OFTEN):
+        reason = f"{refused} deliveries were refused within 15 minutes: compare its secrets with the provider's settings"
+        if await open_breaker(connection, feed, reason, who):
+            found.append(feed)
+    return found

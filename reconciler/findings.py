@@ -11,7 +11,7 @@ from typing import Final
 from reconciler.feeds import ALL_FEEDS
 from reconciler.settings import Settings
 from reconciler.status import FeedStatus, Status, Undecided, held_in_words
-from reconciler.units import format_duration
+from reconciler.units import roughly
 
 HELD_TOO_LONG: Final = timedelta(hours=1)
 """Held for longer, a send needs a person, unless its class decides by itself after `give_up_after`."""
@@ -25,6 +25,12 @@ NO_PASS: Final = timedelta(minutes=5)
 SKEW: Final = timedelta(seconds=30)
 """Greatest difference between this host's clock and the database's."""
 
+VANISHED_SENDS: Final = 20
+VANISHED_SHARE: Final = 0.05
+"""So many answered sends of a feed and class, and more than this share of them, of which nothing was ever heard: feeds
+lose single events, and an alert on every one of them would be ignored; a class without the stamp, or a provider that
+drops what it took, shows far more."""
+
 FOREIGN_EVENTS: Final = 20
 """So many events of a day, and more than half, whose key no row has: another installation's, or the wrong database."""
 
@@ -34,7 +40,7 @@ class Finding:
     """One thing worth knowing."""
 
     code: str
-    """A stable word: held, unclaimed, refused, partition, foreign, no_pass, clock ..."""
+    """A stable word: held, unclaimed, refused, partition, foreign, duplicates, vanished ..."""
     text: str
     advice: str
     """What to do about it."""
@@ -55,6 +61,7 @@ def judge(status: Status, settings: Settings) -> Iterator[Finding]:
     for feed in status.feeds:
         yield from _judge_feed(feed)
     yield from _judge_deliveries(status)
+    yield from _judge_sent(status)
     for found in status.processes:
         advice = f"since {found.since:%Y-%m-%dT%H:%M:%SZ}; no event is lost by it, but the spool has a limit"
         yield Finding(found.code, f"on {found.host}, {found.text}", advice)
@@ -125,10 +132,14 @@ def _judge_feed(feed: FeedStatus) -> Iterator[Finding]:
     option = f" --feed {name}" if name else ""
     for hold in feed.holds:
         because = f" ({feed.hold_reason})" if feed.hold_reason else ""
+        resume = f"reconciler resume{option} --reason TEXT"
+        restored = hold == "suspect"
         yield Finding(
             hold,
-            f"{'no' if name else 'no feed'} releases while it lasts{because}",
-            f"reconciler resume{option} --reason TEXT once the cause is gone",
+            f"{'no' if name else 'no feed'} {'claims or ' if restored else ''}releases while it lasts{because}",
+            f"bring back what the gap lacks with reconciler replay or reconciler backfill, then {resume}"
+            if restored
+            else f"{resume} once the cause is gone",
             name,
             needs_person=hold != "paused",
         )
@@ -204,6 +215,28 @@ def _judge_deliveries(status: Status) -> Iterator[Finding]:
             )
 
 
+def _judge_sent(status: Status) -> Iterator[Finding]:
+    """Name what went wrong with sends that count as sent."""
+    for found in status.duplicates:
+        yield Finding(
+            "duplicates",
+            f"{found.n} found within 7 days, the newest {roughly(status.now - found.newest)} ago",
+            f"see reconciler report duplicates --feed {found.feed}",
+            found.feed,
+            needs_person=False,  # while it has not been looked at the open breaker needs one
+        )
+    for group in status.vanished:
+        if group.vanished >= VANISHED_SENDS and group.share > VANISHED_SHARE:
+            yield Finding(
+                "vanished",
+                f"of {group.vanished} of {group.sends} answered sends of class {group.message_class} nothing was ever "
+                "heard, though their neighbours were heard of",
+                f"see reconciler report vanished --feed {group.feed}: does the class carry the stamp? Then ask the "
+                "provider",
+                group.feed,
+            )
+
+
 def _judge_database(status: Status, settings: Settings) -> Iterator[Finding]:
     if status.missing_months:
         yield Finding(
@@ -226,11 +259,3 @@ def _judge_database(status: Status, settings: Settings) -> Iterator[Finding]:
             "direct_url is used for those" if direct else "set database.direct_url to the server itself",
             needs_person=not direct,
         )
-
-
-def roughly(age: timedelta) -> str:
-    """Return an age in one unit that a person takes in at a glance."""
-    for unit in (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)):
-        if age >= 2 * unit:
-            return format_duration(age // unit * unit)
-    return format_duration(timedelta(seconds=max(0, int(age.total_seconds()))))

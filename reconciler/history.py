@@ -275,8 +275,7 @@ def _without_ill_spans(pairs: list[tuple[float, float]]) -> list[tuple[float, fl
 
 
 def _loses(pairs: Sequence[tuple[float, float]]) -> bool:
-    old = pairs[bisect_left(pairs, SETTLED, key=itemgetter(0)) :]
-    lost = [i for i, (_, lag) in enumerate(old) if lag == _INF]
+    lost = [i for i, (age, lag) in enumerate(pairs) if lag == _INF and age >= SETTLED]
     return any(last - first < SPAN for first, last in zip(lost, lost[PATCHY - 1 :], strict=False))
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import asyncpg
 
+from reconciler.limits import LIMITED
 from reconciler.policy import Action, Verdict
 
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
@@ -37,13 +38,25 @@ class Decided:
     fence: int | None
     verdict: Verdict
     witnesses: dict[str, Any]
+    feed: str = ""
+    inputs: str | None = None
+    """What the risk was computed from, as JSON."""
+    may_failover: bool = False
+    """Of a release: whether the retry may go to another feed."""
+    held_before: str | None = None
+    """For which reason the row was held until now."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether it takes a place in the feed's budget."""
+        return self.verdict.reason in LIMITED
 
 
 TAKE_BACK: Final = """
 WITH over AS MATERIALIZED (
     SELECT wire_key FROM send_log
     WHERE state = 'pending' AND next_check_at IS NOT NULL AND release_basis = 'same_key_retry'
-      AND (retry_until <= $1 OR expires_at <= $1)
+      AND (retry_until <= $1 OR expires_at <= $1) AND feed <> ALL ($4::text[])
       AND ($2::text IS NULL OR feed = $2) AND ($3::text IS NULL OR wire_key = $3)
     LIMIT 1000
 )
@@ -55,9 +68,11 @@ WHERE s.wire_key = o.wire_key AND s.state = 'pending' AND s.release_basis = 'sam
 """
 
 
-async def take_back_same_key_releases(connection: Connection, now: datetime, feed: str | None, key: str | None) -> bool:
+async def take_back_same_key_releases(
+    connection: Connection, now: datetime, feed: str | None, key: str | None, shadow: frozenset[str]
+) -> bool:
     """Turn a page of releases whose key window or expiry is reached into the claims they were; False: none was left."""
-    return (await connection.execute(TAKE_BACK, now, feed, key)) != "UPDATE 0"
+    return (await connection.execute(TAKE_BACK, now, feed, key, sorted(shadow))) != "UPDATE 0"
 
 
 TAKE_DUE: Final = """
@@ -101,7 +116,9 @@ async def watched_keys(
 
 READ_ROWS: Final = """
 SELECT s.wire_key, s.state, s.attempt - s.not_sent_attempts AS reached, s.fence, s.feed, s.message_class, s.submit_by,
-       s.first_claimed_at, s.fingerprint IS NOT NULL AS has_fingerprint, s.released_at IS NOT NULL AS released, s.told,
+       s.first_claimed_at, extract(epoch FROM s.claimed_at)::float8 AS claimed_at, s.cause IS NOT NULL AS reported,
+       substring(s.recipient_key FROM '@([^@]*)$') AS domain, s.held_reason,
+       s.fingerprint IS NOT NULL AS has_fingerprint, s.released_at IS NOT NULL AS released, s.told,
        -- A same-key release that expires is taken back, never failed as one that surely wasn't sent.
        CASE WHEN s.release_basis IS DISTINCT FROM 'same_key_retry' THEN s.expires_at END AS expires_at,
        CASE WHEN num_nonnulls(s.provider_message_id, s.known_message_id) > 0
@@ -121,101 +138,6 @@ WHERE s.state IN ('pending', 'claimed')
 async def read_rows(connection: Connection, keys: Sequence[str]) -> list[asyncpg.Record]:
     """Return undecided rows with what was heard of them, and the database's clock."""
     return await connection.fetch(READ_ROWS, keys)
-
-
-# Events of a control lie after its claim: older partitions are not probed, which halves the time. An event that a wrong
-# clock of the provider put there is missed, and the control counts as unheard: the careful side.
-COUNT_CONTROLS: Final = """
-SELECT s.wire_key, count(*) FILTER (WHERE c.side = 'before') AS before,
-       count(*) FILTER (WHERE c.side = 'after') AS after,
-       count(*) FILTER (WHERE EXISTS (
-           SELECT FROM provider_event e WHERE e.wire_key = c.wire_key AND e.feed = s.feed
-               AND (e.partition_at >= s.claimed_at - interval '1 day' OR e.partition_at = '1970-01-01 00:00:00+00')
-               AND e.source IN ('http', 'sqs', 'replay', 'back-fill'))) AS heard
-FROM unnest($1::text[]) AS asked(wire_key)
-JOIN send_log s ON s.wire_key = asked.wire_key
-LEFT JOIN LATERAL (
-    (SELECT wire_key, 'before' AS side FROM control
-     WHERE feed = s.feed AND wire_key <> s.wire_key
-       AND first_claimed_at <= s.claimed_at AND first_claimed_at > s.claimed_at - interval '1 hour'
-     ORDER BY first_claimed_at DESC LIMIT 3)
-    UNION ALL
-    (SELECT wire_key, 'after' FROM control
-     WHERE feed = s.feed AND wire_key <> s.wire_key
-       AND first_claimed_at > s.claimed_at AND first_claimed_at < s.claimed_at + interval '1 hour'
-     ORDER BY first_claimed_at LIMIT 3)
-) AS c ON true
-GROUP BY s.wire_key, s.feed, s.claimed_at
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Controls:
-    """The answered sends nearest to a claim on its feed: at most three on each side, within an hour."""
-
-    before: int
-    after: int
-    heard: int
-    """How many of them the feed spoke of, by wire key."""
-
-
-async def count_controls(connection: Connection, keys: Sequence[str]) -> dict[str, Controls]:
-    """Return for each claim what is known of its neighbours."""
-    rows = await connection.fetch(COUNT_CONTROLS, keys)
-    return {row["wire_key"]: Controls(row["before"], row["after"], row["heard"]) for row in rows}
-
-
-RELEASE: Final = """
-WITH v AS (
-    SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::timestamptz[], $6::timestamptz[],
-                         $7::float8[], $8::text[]) AS v(wire_key, fence, basis, source, look_at, until, risk, witnesses)
-    ORDER BY wire_key
-), moved AS (
-    UPDATE send_log s SET state = 'pending', released_at = clock_timestamp(), release_basis = v.basis,
-        retry_until = v.until, next_check_at = v.look_at, told = 1, held_reason = NULL, held_since = NULL,
-        updated_at = clock_timestamp()
-    FROM v
-    WHERE s.wire_key = v.wire_key AND s.state = 'claimed' AND s.fence = v.fence
-      AND $9::timestamptz > clock_timestamp() - interval '1 minute'
-      AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = s.wire_key)
-      AND NOT EXISTS (SELECT FROM feed_state f WHERE f.feed IN (s.feed, '*')
-                      AND num_nonnulls(f.paused_at, f.breaker_at, f.suspect_at) > 0)
-    RETURNING s.wire_key, s.attempt, s.fence, s.feed, s.claimed_at, s.submit_by, s.provider_message_id,
-              v.basis, v.source, v.risk, v.witnesses
-), noted AS (
-    INSERT INTO verdict (wire_key, attempt, fence, pass, action, reason, source, who, witnesses, risk, feed, claimed_at,
-                         submit_by, message_id)
-    SELECT wire_key, attempt, fence, $10, 'released', basis, source, $11, witnesses::jsonb, risk, feed, claimed_at,
-           submit_by, provider_message_id
-    FROM moved
-)
-SELECT basis AS reason, count(*) AS n FROM moved GROUP BY basis
-"""
-
-MEET_WHOEVER_PAUSES: Final = "SELECT FROM feed_state WHERE feed = '*' FOR KEY SHARE"
-
-
-async def release(
-    connection: Connection, decided: Sequence[Decided], decided_at: datetime, pass_id: int, who: str
-) -> Counter[str]:
-    """Release claims of which nothing was heard and whose feed is not on hold; returns how many it moved, by reason.
-
-    `pause` waits for the lock that is taken here, and the release looks at the holds in a later statement: once
-    `pause` has returned nothing is released.
-    """
-    columns = [
-        [d.wire_key for d in decided],
-        [d.fence for d in decided],
-        [d.verdict.reason for d in decided],
-        [d.verdict.source for d in decided],
-        [d.verdict.next_check_at for d in decided],
-        [d.verdict.retry_until for d in decided],
-        [d.verdict.risk for d in decided],
-        [json.dumps(d.witnesses) for d in decided],
-    ]
-    async with connection.transaction():
-        await connection.execute(MEET_WHOEVER_PAUSES)
-        return _counted(await connection.fetch(RELEASE, *columns, decided_at, pass_id, who))
 
 
 FAIL: Final = """
@@ -257,13 +179,14 @@ async def fail(
         [d.verdict.detail for d in decided],
         [json.dumps(d.witnesses) for d in decided],
     ]
-    return _counted(await connection.fetch(FAIL, *columns, decided_at, pass_id, who))
+    return counted(await connection.fetch(FAIL, *columns, decided_at, pass_id, who))
 
 
 POSTPONE: Final = """
 WITH v AS (
-    SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::timestamptz[], $6::int[], $7::text[])
-        AS v(wire_key, state, fence, held_reason, look_at, told, witnesses)
+    SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::timestamptz[], $6::int[], $7::text[],
+                         $8::text[])
+        AS v(wire_key, state, fence, held_reason, look_at, told, witnesses, inputs)
     ORDER BY wire_key
 ), moved AS (
     UPDATE send_log s SET next_check_at = v.look_at, held_reason = v.held_reason, told = s.told + v.told,
@@ -273,12 +196,12 @@ WITH v AS (
     FROM v JOIN send_log old ON old.wire_key = v.wire_key
     WHERE s.wire_key = v.wire_key AND s.state = v.state AND s.fence IS NOT DISTINCT FROM v.fence
     RETURNING s.wire_key, s.attempt, s.fence, s.feed, s.claimed_at, s.submit_by, s.provider_message_id, v.witnesses,
-              v.held_reason, v.held_reason IS DISTINCT FROM old.held_reason AS changed
+              v.inputs, v.held_reason, v.held_reason IS DISTINCT FROM old.held_reason AS changed
 ), noted AS (
-    INSERT INTO verdict (wire_key, attempt, fence, pass, action, reason, source, who, witnesses, feed, claimed_at,
-                         submit_by, message_id)
-    SELECT wire_key, attempt, fence, $8, 'held', held_reason, 'inferred', $9, witnesses::jsonb, feed, claimed_at,
-           submit_by, provider_message_id
+    INSERT INTO verdict (wire_key, attempt, fence, pass, action, reason, source, who, witnesses, inputs, feed,
+                         claimed_at, submit_by, message_id)
+    SELECT wire_key, attempt, fence, $9, 'held', held_reason, 'inferred', $10, witnesses::jsonb, inputs::jsonb, feed,
+           claimed_at, submit_by, provider_message_id
     FROM moved WHERE changed AND held_reason IS NOT NULL
 )
 SELECT coalesce(held_reason, 'waiting') AS reason, count(*) AS n FROM moved GROUP BY held_reason
@@ -294,10 +217,13 @@ async def postpone(connection: Connection, decided: Sequence[Decided], pass_id: 
         [d.verdict.reason if d.verdict.action is Action.HELD else None for d in decided],
         [d.verdict.next_check_at for d in decided],
         [int(d.verdict.reason == "told_again") for d in decided],
-        [json.dumps(d.witnesses) for d in decided],
+        # Only a new reason is written down.
+        [json.dumps(d.witnesses) if d.verdict.reason != d.held_before else None for d in decided],
+        [d.inputs if d.verdict.reason != d.held_before else None for d in decided],
     ]
-    return _counted(await connection.fetch(POSTPONE, *columns, pass_id, who))
+    return counted(await connection.fetch(POSTPONE, *columns, pass_id, who))
 
 
-def _counted(rows: Sequence[asyncpg.Record]) -> Counter[str]:
+def counted(rows: Sequence[asyncpg.Record]) -> Counter[str]:
+    """Return rows of (reason, n) as counts."""
     return Counter({row["reason"]: row["n"] for row in rows})

@@ -39,6 +39,21 @@ REFUSED_IN_A_ROW: Final = Gauge(
     "Deliveries refused since the newest good one, within a day.",
     ["feed"],
 )
+DUPLICATES: Final = Counter(
+    "reconciler_duplicates",
+    "Sends found accepted twice (duplicate), or that may have been (ids_differ).",
+    ["feed", "sort"],
+)
+VANISHED: Final = Gauge(
+    "reconciler_sends_vanished",
+    "Answered sends of a day, sampled, of which nothing was ever heard though their neighbours were heard of.",
+    ["feed", "message_class"],
+)
+VANISHED_OF: Final = Gauge(
+    "reconciler_sends_vanished_of",
+    "Answered sends among which vanished ones were looked for.",
+    ["feed", "message_class"],
+)
 FIGURES_READ: Final = Gauge("reconciler_figures_timestamp_seconds", "When the figures of the database were read.")
 
 

@@ -12,6 +12,7 @@ from webhooks.event import Answer
 
 State = Literal["pending", "claimed"]
 OnUnknown = Literal["hold", "fail", "release"]
+LookUp = Literal["before_release", "silent", "never"]
 Hold = Literal["paused", "breaker", "suspect"]
 
 SOONEST_LOOK: Final = timedelta(seconds=15)
@@ -49,6 +50,14 @@ class Rules:
     retry_backoff: timedelta
     """Before the second attempt with the same key; doubles with each further one."""
     on_unknown: OnUnknown
+    stress: float | None = None
+    """How many times more than answered sends ambiguous ones are missed; None: learned (`reconciler.risk`)."""
+    prior_floor: float = 0.0
+    """Least p0: how likely an ambiguous send was accepted before anybody listened."""
+    look_up: LookUp = "silent"
+    """When the provider's API is asked: before each release, only where its feed can't tell, never."""
+    failover: bool = False
+    """Whether a retry may go to another feed once each feed with an attempt out says ABSENT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,8 @@ class FeedView:
     """How long the provider keeps our native idempotency key; None: it keeps none."""
     prior: float = 0.95
     """p0: how likely an ambiguous send was accepted if nothing else is known; the stated risk of giving up."""
+    can_be_asked: bool = False
+    """Whether its provider's API answers questions about single sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +171,9 @@ def _decide_after_grace(
     assert row.submit_by is not None  # noqa: S101 - decide has looked
     age = now - row.submit_by
     given_up = age >= rules.give_up_after
-    absent = next((w for w in (look_up, feed.witness) if w and w.answer is Answer.ABSENT), None)
+    not_asked = rules.look_up == "before_release" and feed.can_be_asked and look_up is None
+    absent = next((w for w in (look_up, feed.witness) if w and w.answer is Answer.ABSENT and not not_asked), None)
+    silent = "look_up" if not_asked and feed.witness.answer is Answer.ABSENT else feed.witness.reason or "silent"
     later = now + min(max(age / 10, SOONEST_LOOK), LATEST_LOOK)
     if feed.hold:
         return Verdict(Action.HELD, feed.hold, next_check_at=later)
@@ -173,7 +186,7 @@ def _decide_after_grace(
             return Verdict(Action.FAILED, "unknown_event")
         return Verdict(Action.HELD, "unknown_event", next_check_at=later)
     if absent is None and not given_up:
-        return Verdict(Action.HELD, feed.witness.reason or "silent", next_check_at=later)
+        return Verdict(Action.HELD, silent, next_check_at=later)
     if over := _no_attempt_left(row, rules, now):
         return Verdict(Action.FAILED, over)
     if absent:
@@ -185,7 +198,7 @@ def _decide_after_grace(
         return Verdict(Action.RELEASED, "gave_up", next_check_at=now + TELL_AGAIN[0], risk=feed.prior)
     if rules.on_unknown == "fail":
         return Verdict(Action.FAILED, "gave_up")
-    return Verdict(Action.HELD, feed.witness.reason or "silent", next_check_at=later)
+    return Verdict(Action.HELD, silent, next_check_at=later)
 
 
 def _decide_pending(row: Row, heard: Heard, now: datetime) -> Verdict:

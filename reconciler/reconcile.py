@@ -5,24 +5,44 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import asyncpg
 
 from reconciler import evidence, ledger
-from reconciler.feeds import Health, feed_health
-from reconciler.ledger import Connection, Controls, Decided, Place
+from reconciler.feeds import open_breaker
+from reconciler.judging import Page, judge_row, read_page
+from reconciler.ledger import Connection, Decided, Place
+from reconciler.limits import Limit
+from reconciler.observed import Histories
 from reconciler.outcomes import follow_outcomes
-from reconciler.policy import Action, FeedView, Heard, Row, Rules, Verdict, Witness, decide
-from webhooks.event import Answer
+from reconciler.policy import Action, Rules, Verdict, Witness
+from reconciler.releasing import release
+from reconciler.shadow import note_shadow
 
 BEGINNING: Final = Place(datetime(1, 1, 1, tzinfo=UTC), "")
-CONTROLS_A_SIDE: Final = 3
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Asks(Protocol):
+    """Asks the providers' APIs about sends."""
+
+    def can_ask(self, feed: str) -> bool:
+        """Say whether a feed's provider answers questions about single sends."""
+        ...
+
+    async def ask(self, pool: asyncpg.Pool, wire_keys: Sequence[str]) -> Mapping[str, Witness]:
+        """Return what the providers answered, by wire key; a send that was not asked about is not in it."""
+        ...
+
+
+def no_limit(_feed: str) -> Limit:
+    """Return the limit of a feed that has none."""
+    return Limit(count=1_000_000, share=1.0, canary=1.0, awaited=timedelta(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +55,14 @@ class Policies:
     """How long the provider of a feed keeps our native idempotency key; None: it keeps none."""
     late_window: timedelta
     """How long after its failure a row may still become sent."""
+    histories: Histories
+    """What the silence of each feed was worth until now; kept from pass to pass."""
+    limit_for: Callable[[str], Limit]
+    """How much may be released on a feed."""
+    shadow: frozenset[str] = frozenset()
+    """Feeds of which passes only record what they would do."""
+    second_witness: Asks | None = None
+    """Who asks the providers' APIs; None: nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +82,13 @@ class Report:
 
     counts: Counter[str] = field(default_factory=Counter)
     """Verdicts by `action:reason`, `outcomes` for changed deliveries, `retried` for statements that were repeated."""
-    verdicts: list[tuple[str, Verdict]] = field(default_factory=list)
-    """Wire key and verdict of each row that a dry run looked at."""
+    decided: list[Decided] = field(default_factory=list)
+    """What would become of each row that a dry run looked at."""
+
+    @property
+    def verdicts(self) -> list[tuple[str, Verdict]]:
+        """Wire key and verdict of each row that a dry run looked at."""
+        return [(d.wire_key, d.verdict) for d in self.decided]
 
 
 START_PASS: Final = "INSERT INTO pass (who, feed, wire_key) VALUES ($1, $2, $3) RETURNING id, started_at"
@@ -67,41 +100,42 @@ async def run_pass(
 ) -> Report:
     """Run one pass and return what it did. `who` names the process or person in its verdicts."""
     report = Report()
-    async with pool.acquire() as connection:
-        begun = await connection.fetchrow(START_PASS, who, scope.feed, scope.wire_key)
-        assert begun is not None  # noqa: S101 - an INSERT returns its row
-        this = _Pass(connection, policies, scope, begun["id"], who, begun["started_at"], report)
-        await _settle(this, evidence.settle_watched, BEGINNING)
-        if look_at_failed:
-            await _settle(this, evidence.settle_failed, Place(this.started_at - policies.late_window, ""))
-        while await _retried(this, ledger.take_back_same_key_releases, this.started_at, scope.feed, scope.wire_key):
-            pass
-        if scope.wire_key:
-            await _decide_and_write(this, [scope.wire_key])
-        else:
-            while keys := await _retried(this, ledger.take_due, this.started_at, scope.feed):
-                await _decide_and_write(this, keys)
-        report.counts["outcomes"] += await _retried(this, follow_outcomes, this.started_at)
-        await connection.execute(FINISH_PASS, this.id, json.dumps(report.counts))
+    begun = await pool.fetchrow(START_PASS, who, scope.feed, scope.wire_key)
+    assert begun is not None  # noqa: S101 - an INSERT returns its row
+    this = _Pass(pool, policies, scope, begun["id"], who, begun["started_at"], report)
+    await _settle(this, evidence.settle_watched, BEGINNING)
+    if look_at_failed:
+        await _settle(this, evidence.settle_failed, Place(this.started_at - policies.late_window, ""))
+    back = ledger.take_back_same_key_releases
+    while await _retried(this, back, this.started_at, scope.feed, scope.wire_key, policies.shadow):
+        pass
+    if scope.wire_key:
+        await _decide_and_write(this, [scope.wire_key])
+    else:
+        while keys := await _retried(this, ledger.take_due, this.started_at, scope.feed):
+            await _decide_and_write(this, keys)
+    report.counts["outcomes"] += await _retried(this, follow_outcomes, this.started_at)
+    await pool.execute(FINISH_PASS, this.id, json.dumps(report.counts))
     return report
 
 
 async def look(pool: asyncpg.Pool, policies: Policies, scope: Scope = EVERYTHING) -> Report:
-    """Say what a pass would decide now of each undecided row in scope, and change nothing."""
+    """Say what a pass would decide now of each undecided row in scope, ask no provider, and change nothing."""
     report = Report()
-    async with pool.acquire() as connection:
-        place: Place | None = BEGINNING
-        while place:
+    place: Place | None = BEGINNING
+    while place:
+        async with pool.acquire() as connection:
             keys, place = await ledger.watched_keys(connection, place, scope.feed, scope.wire_key)
-            decided, _ = await _decide(connection, policies, keys)
-            report.verdicts += [(d.wire_key, d.verdict) for d in decided]
-            report.counts.update(f"{d.verdict.action}:{d.verdict.reason}" for d in decided)
+            page = await read_page(connection, policies.rules_for, policies.histories, keys)
+        decided = _judged(page, policies, {})
+        report.decided += decided
+        report.counts.update(f"{d.verdict.action}:{d.verdict.reason}" for d in decided)
     return report
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    connection: Connection
+    pool: asyncpg.Pool
     policies: Policies
     scope: Scope
     id: int
@@ -109,28 +143,70 @@ class _Pass:
     started_at: datetime
     report: Report
 
+    @property
+    def of_scope(self) -> tuple[str | None, str | None]:
+        return self.scope.feed, self.scope.wire_key
+
 
 async def _retried(
     this: _Pass, statement: Callable[Concatenate[Connection, P], Awaitable[T]], *args: P.args, **named: P.kwargs
 ) -> T:
     """Run a statement; a deadlock or a plan that a migration made invalid is retried once as a whole, and counted."""
-    try:
-        return await statement(this.connection, *args, **named)
-    except (asyncpg.DeadlockDetectedError, asyncpg.InvalidCachedStatementError):
-        this.report.counts["retried"] += 1
-        return await statement(this.connection, *args, **named)
+    async with this.pool.acquire() as connection:
+        try:
+            return await statement(connection, *args, **named)
+        except (asyncpg.DeadlockDetectedError, asyncpg.InvalidCachedStatementError):
+            this.report.counts["retried"] += 1
+            return await statement(connection, *args, **named)
 
 
 async def _settle(this: _Pass, settle: evidence.Settle, place: Place | None) -> None:
     while place:
-        page = await _retried(this, settle, place, this.scope.feed, this.scope.wire_key, this.id, this.who)
+        page = await _retried(this, settle, place, *this.of_scope, this.policies.shadow, this.id, this.who)
         this.report.counts["sent:accepted"] += page.sent
         this.report.counts["failed:rejected"] += page.failed
         place = page.place
 
 
 async def _decide_and_write(this: _Pass, keys: Sequence[str]) -> None:
-    decided, now = await _decide(this.connection, this.policies, keys)
+    async with this.pool.acquire() as connection:
+        page = await read_page(connection, this.policies.rules_for, this.policies.histories, keys)
+    answers = await _ask(this, page)  # holds no connection
+    decided = _judged(page, this.policies, answers)
+    await _write_shadow(this, [d for d in decided if d.feed in this.policies.shadow], page.now)
+    await _write(this, [d for d in decided if d.feed not in this.policies.shadow], page.now)
+
+
+async def _ask(this: _Pass, page: Page) -> Mapping[str, Witness]:
+    witness = this.policies.second_witness
+    if witness is None:
+        return {}
+    wanted = [row["wire_key"] for row in page.unheard(this.policies.rules_for) if witness.can_ask(row["feed"])]
+    return await witness.ask(this.pool, wanted) if wanted else {}
+
+
+def _judged(page: Page, policies: Policies, answers: Mapping[str, Witness]) -> list[Decided]:
+    witness = policies.second_witness
+    return [
+        judge_row(
+            row,
+            page,
+            policies.rules_for(row["feed"], row["message_class"]),
+            policies.key_window(row["feed"]),
+            answers.get(row["wire_key"]),
+            can_be_asked=witness is not None and witness.can_ask(row["feed"]),
+        )
+        for row in page.rows
+    ]
+
+
+async def _write_shadow(this: _Pass, decided: Sequence[Decided], now: datetime) -> None:
+    if decided:
+        counts = await _retried(this, note_shadow, decided, now, this.id, this.who)
+        this.report.counts.update({f"shadow:{reason}": n for reason, n in counts.items()})
+
+
+async def _write(this: _Pass, decided: Sequence[Decided], now: datetime) -> None:
     by_action: dict[Action, list[Decided]] = {}
     for d in decided:
         by_action.setdefault(d.verdict.action, []).append(d)
@@ -139,7 +215,7 @@ async def _decide_and_write(this: _Pass, keys: Sequence[str]) -> None:
     postponed = by_action.pop(Action.HELD, []) + by_action.pop(Action.WAITING, [])
     counts = this.report.counts
     if rows := by_action.get(Action.RELEASED):
-        counts.update(_labelled("released", await _retried(this, ledger.release, rows, now, this.id, this.who)))
+        postponed += await _release(this, rows, now)
     if rows := by_action.get(Action.FAILED):
         counts.update(_labelled("failed", await _retried(this, ledger.fail, rows, now, this.id, this.who)))
     if postponed:
@@ -147,73 +223,14 @@ async def _decide_and_write(this: _Pass, keys: Sequence[str]) -> None:
         counts.update(_labelled("held", await _retried(this, ledger.postpone, rows, this.id, this.who)))
 
 
+async def _release(this: _Pass, rows: Sequence[Decided], now: datetime) -> Sequence[Decided]:
+    """Release what the limits allow, open the breaker of feeds that want more, and return what is held instead."""
+    done = await _retried(this, release, rows, this.policies.limit_for, now, this.id, this.who)
+    this.report.counts.update(_labelled("released", done.counts))
+    for feed in sorted({d.feed for d in done.refused if d.verdict.reason == "budget"}):
+        await _retried(this, open_breaker, feed, "more releases within an hour than its budget allows", this.who)
+    return done.refused
+
+
 def _labelled(action: str, counts: Counter[str]) -> dict[str, int]:
     return {reason if reason == "waiting" else f"{action}:{reason}": n for reason, n in counts.items()}
-
-
-async def _decide(connection: Connection, policies: Policies, keys: Sequence[str]) -> tuple[list[Decided], datetime]:
-    """Return the verdicts on a page of rows, sorted by key, and the database's time at which they were read."""
-    rows = sorted(await ledger.read_rows(connection, keys), key=lambda row: row["wire_key"])
-    if not rows:
-        return [], BEGINNING.at
-    now = max(row["now"] for row in rows)
-    health = await feed_health(connection, {row["feed"] for row in rows})
-    unheard = [row["wire_key"] for row in rows if _needs_witness(row, policies, now)]
-    controls = await ledger.count_controls(connection, unheard) if unheard else {}
-    return [_judge(row, policies, health[row["feed"]], controls.get(row["wire_key"]), now) for row in rows], now
-
-
-def _needs_witness(row: asyncpg.Record, policies: Policies, now: datetime) -> bool:
-    if row["state"] != "claimed" or row["accepted"]:
-        return False
-    return bool(now >= row["submit_by"] + policies.rules_for(row["feed"], row["message_class"]).grace)
-
-
-def _judge(
-    row: asyncpg.Record, policies: Policies, health: Health, controls: Controls | None, now: datetime
-) -> Decided:
-    witness = feed_witness(health, controls)
-    heard = Heard(
-        accepted=bool(row["accepted"]) or row["said_by_id"] == "accepted",
-        rejected=bool(row["rejected"]) or row["said_by_id"] == "rejected",
-        other=bool(row["other"]) or row["said_by_id"] == "none",
-        reason=row["words"],
-    )
-    facts = Row(
-        state=row["state"],
-        reached=row["reached"],
-        submit_by=row["submit_by"],
-        first_claimed_at=row["first_claimed_at"],
-        expires_at=row["expires_at"],
-        has_fingerprint=row["has_fingerprint"],
-        released=row["released"],
-        told=row["told"],
-    )
-    view = FeedView(health.hold, witness, policies.key_window(row["feed"]))
-    rules = policies.rules_for(row["feed"], row["message_class"])
-    verdict = decide(facts, heard, view, None, rules, now)
-    witnesses: dict[str, Any] = {"feed": {"answer": witness.answer, "reason": witness.reason}}
-    if controls:
-        witnesses["controls"] = {"before": controls.before, "after": controls.after, "heard": controls.heard}
-    return Decided(row["wire_key"], row["state"], row["fence"], verdict, witnesses)
-
-
-def feed_witness(health: Health, controls: Controls | None) -> Witness:
-    """Return the feed's answer about a claim of which nothing was heard.
-
-    ABSENT needs three answered sends on each side of the claim, within an hour, each heard of by its wire key, and a
-    feed whose newest delivery was stored. Anything less is silence, with its reason.
-    """
-    if controls is None or not health.delivered:
-        return Witness(Answer.SILENT, "silent")
-    if not health.newest_was_stored:
-        return Witness(Answer.SILENT, "refused")
-    if health.queue_unread:
-        return Witness(Answer.SILENT, "queue")
-    if health.filling:
-        return Witness(Answer.SILENT, "filling")
-    if min(controls.before, controls.after) < CONTROLS_A_SIDE:
-        return Witness(Answer.SILENT, "few_controls")
-    if controls.heard < controls.before + controls.after:
-        return Witness(Answer.SILENT, "silent")
-    return Witness(Answer.ABSENT, "absent")

@@ -27,7 +27,8 @@ as likely (the integral of Binom(j; n, q) over q is 1/(n+1)) against the healthy
 
 Where controls are many and punctual both odds vanish and m is m_h. The design has the first regime only.
 
-**Bursts** (`Burst`). Where ambiguous sends crowd, no control speaks for them; more than half of any crowd: SILENT.
+**Bursts** (`Burst`). Where ambiguous sends crowd, no control speaks for them; more than half of any crowd: SILENT. A
+crowd that may still be chance multiplies the odds of both ill regimes instead (`Burst.crowding`).
 
 **Prior** (`Cause`). p0 is how likely an ambiguous send was accepted before anybody listened, and by Bayes
 `risk = p0*m / (p0*m + 1 - p0)`.
@@ -80,6 +81,23 @@ A_SIDE: Final = 3
 three."""
 
 
+def nearest(
+    claimed: float, side: Iterable[tuple[float, float | None]], late_after: float | None
+) -> list[tuple[float, float | None]]:
+    """Return the recent controls of one side of a claim, from (age, lag) of those submitted there, nearest first.
+
+    `claimed` is the claim's age since it was claimed. Controls younger than `late_after` say nothing yet and are left
+    out. Claims that lie close together may share their controls: those before the first of them, at its age, and those
+    after the last, at its. An illness that lasts longer than they lie apart then reaches one side for each of them;
+    the controls around one in the middle of them would not tell of it, on a busy feed.
+    """
+    old = [(abs(age - claimed), (age, lag)) for age, lag in side if age >= (late_after or 0.0)]
+    near = [control for away, control in old[:MOST] if away <= NEAR]
+    if len(near) >= WANTED:
+        return near
+    return [control for away, control in old[:WANTED] if away <= FAR]
+
+
 @dataclass(frozen=True, slots=True)
 class Recent:
     """The controls submitted nearest to a claim that are old enough to have been heard of."""
@@ -105,7 +123,7 @@ class Recent:
         after: Sequence[tuple[float, float | None]],
         late_after: float | None,
     ) -> Recent:
-        """Count from (age, lag) of the controls before and after a claim.
+        """Count from (age, lag) of the controls before and after a claim, as `nearest` picks them.
 
         Controls younger than `late_after` say nothing yet and are left out; where history has no such age, whoever
         isn't heard of is late.
@@ -129,17 +147,17 @@ def _odds(prior: float, j: int, n: int, q: float) -> float:
     return prior / (n + 1) / usual if usual > 0 else _INF
 
 
-def _miss_rate(age: float, recent: Recent, of_controls: float, history: float) -> tuple[float, float]:
+def _miss_rate(age: float, recent: Recent, of_controls: float, history: float, crowding: float) -> tuple[float, float]:
     """Return m without stress, and the weight of the regimes that are ill.
 
     How usual the recent controls are is judged by the controls' own miss rate; what is missed in health, by m_h.
     """
     n, k = recent.n, recent.k
     unheard = (k + 1) / (n + 2)
-    late = max(_odds(SICK, recent.k_late, n, LATE), _odds(SICK, k, n, of_controls))
+    late = max(_odds(SICK, recent.k_late, n, LATE), _odds(SICK, k, n, of_controls)) * crowding
     lateness = unheard if k else unheard * min(1.0, recent.longest / age if age > 0 else 1.0) ** n
     few = n if k else min(recent.before, recent.after)
-    loss = _odds(LOSS, k, few, of_controls)
+    loss = _odds(LOSS, k, few, of_controls) * crowding
     lost = (k + 1) / (few + 2)
     if _INF in (late, loss):
         return max(history, unheard), 1.0
@@ -163,15 +181,18 @@ BURST_MISS: Final = 0.5
 class Burst:
     """How many of the sends nearest to a claim on its feed are ambiguous too, the claim itself not counted."""
 
-    crowd: tuple[int, ...]
-    """Of the nearest sends, for each size of CROWDS."""
+    crowd: tuple[tuple[int, int], ...]
+    """For each size of CROWDS: the ambiguous ones, and how many sends were looked at: fewer at the edges of the log.
+
+    A product may look at a stretch of time in which so many sends usually lie; then the first may exceed the second.
+    """
     share: float
     """The feed's usual share of ambiguous sends."""
 
     @property
     def majority(self) -> bool:
         """Whether more than half of any are ambiguous."""
-        return any(2 * x > size for x, size in zip(self.crowd, CROWDS, strict=False))
+        return any(2 * x > size for x, size in self.crowd)
 
     @property
     def excess(self) -> float:
@@ -180,7 +201,24 @@ class Burst:
         It counts only where the usual share would give so many, or more, less often than SURPRISE. For that part no
         control speaks: `m := x * BURST_MISS + (1 - x) * m`.
         """
-        return max((_excess(x, size, self.share) for x, size in zip(self.crowd, CROWDS, strict=False)), default=0.0)
+        share = _rounded(self.share, 3)
+        return max((_excess(x, size, share) for x, size in self.crowd), default=0.0)
+
+    @property
+    def crowding(self) -> float:
+        """How many times likelier they are while something is broken than usually, 1 to 1 / SURPRISE.
+
+        Sends become ambiguous when things break, so a crowd that may still be chance raises the odds that the feed is
+        ill too, which recent controls, if there are enough, outweigh. `1/(size+1) / Binom(count; size, usual share)`:
+        any share is as likely while something is broken; the largest of the sizes.
+        """
+        share = _rounded(self.share, 3)
+        return max((_crowding(x, size, share) for x, size in self.crowd), default=1.0)
+
+
+def _rounded(share: float, digits: int) -> float:
+    """Return a share with so many digits that count, so that tails already summed can be used again."""
+    return float(f"{share:.{digits}g}")
 
 
 @lru_cache(maxsize=1 << 14)
@@ -188,6 +226,14 @@ def _excess(x: int, size: int, share: float) -> float:
     if x <= 0 or at_least(x, size, share) >= SURPRISE:
         return 0.0
     return max(0.0, 1 - share * size / x)
+
+
+@lru_cache(maxsize=1 << 14)
+def _crowding(x: int, size: int, share: float) -> float:
+    if x <= share * size:
+        return 1.0
+    usual = binomial(x, size, share) * (size + 1)
+    return max(1.0, min(1 / usual, 1 / SURPRISE)) if usual > 0 else 1 / SURPRISE
 
 
 def usual_share(blocks: Iterable[tuple[int, int]]) -> float:
@@ -201,7 +247,8 @@ def usual_share(blocks: Iterable[tuple[int, int]]) -> float:
         return 0.5 * SURPRISE
     share = sorted(x / n for n, x in known)[len(known) // 2]
     for _ in range(3):
-        usual = [(n, x) for n, x in known if at_least(x, n, max(share, 1 / n / 10)) >= SURPRISE] or known
+        about = _rounded(share, 2)
+        usual = [(n, x) for n, x in known if at_least(x, n, max(about, 1 / n / 10)) >= SURPRISE] or known
         share = (sum(x for _, x in usual) + 1) / (sum(n for n, _ in usual) + 2)
     return min(share, 1.0)
 
@@ -295,7 +342,7 @@ class Assessment:
                 "k_late": near.k_late,
                 "longest": near.longest,
             },
-            "burst": {"crowd": list(burst.crowd), "share": burst.share, "excess": self.excess},
+            "burst": {"crowd": [list(pair) for pair in burst.crowd], "share": burst.share, "excess": self.excess},
         }
 
 
@@ -332,14 +379,15 @@ def assess(
         return silent("silent")
     if burst.majority:
         return silent("burst")
-    missed, weight = _miss_rate(age, recent, counts.miss_rate(), history)
+    missed, weight = _miss_rate(age, recent, counts.miss_rate(), history, burst.crowding)
     alone = min(1.0, stress * missed)
     excess = burst.excess
     m = excess * max(BURST_MISS, alone) + (1 - excess) * alone
     risk = risk_of(m, p0)
     if risk <= max_risk:
         return Assessment(Answer.ABSENT, "", risk, m, age, p0, stress, weight, excess, counts, recent, burst)
-    reason: Reason = "burst" if risk_of(alone, p0) <= max_risk else "risk"
+    calm, _ = _miss_rate(age, recent, counts.miss_rate(), history, 1.0)
+    reason: Reason = "burst" if risk_of(min(1.0, stress * calm), p0) <= max_risk else "risk"
     return Assessment(Answer.SILENT, reason, risk, m, age, p0, stress, weight, excess, counts, recent, burst)
 
 

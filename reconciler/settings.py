@@ -10,31 +10,32 @@ from dataclasses import fields
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from reconciler.limits import Limit
 from reconciler.policy import Rules
+from reconciler.settings_facts import against_facts
 from reconciler.settings_sources import NAMED_SECTIONS, PREFIX, ConfigError, EnvironmentSource, FileSource, Key
+from reconciler.settings_tables import (
+    ArchiveSettings,
+    ClassSettings,
+    DatabaseSettings,
+    FeedRuleSettings,
+    FeedSettings,
+    LogSettings,
+    ReceiverSettings,
+    ReconcileSettings,
+    RuleSettings,
+    Section,
+)
 from reconciler.settings_values import (
     CONTEXT,
     MASK,
     POSTGRES_SCHEMES,
     Context,
-    DatabaseUrl,
-    Duration,
-    FeedSecret,
-    HttpUrl,
-    Number,
-    OneOrMany,
-    RelativePath,
-    S3Url,
-    Secret,
-    Size,
-    Tolerance,
-    Topic,
-    Whole,
     credential_value,
     masked_url,
     url_password,
@@ -50,146 +51,13 @@ _SHORTEST_SECRET: Final = 6
 """Shorter secrets are not looked for in log lines: they would blot out half of each."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-
-def default_data_dir(environ: Mapping[str, str]) -> Path:
-    """Return the XDG data home's `esp-reconciler`, or a folder in the current directory where there is no home."""
-    data_home = environ.get("XDG_DATA_HOME", "")
-    if data_home.startswith("/"):
-        return Path(data_home) / "esp-reconciler"
-    home = environ.get("HOME")
-    return Path(home) / ".local/share/esp-reconciler" if home else Path("esp-reconciler-data")
-
-
-class DatabaseSettings(_Section):
-    """The PostgreSQL to use. Without `url` an embedded one keeps its files in `data_dir`."""
-
-    url: DatabaseUrl | None = Field(default=None, repr=False)
-    direct_url: DatabaseUrl | None = Field(default=None, repr=False)
-    """For migrations and LISTEN, where `url` leads through a transaction pooler."""
-    data_dir: RelativePath = Field(default_factory=lambda: default_data_dir(CONTEXT.get().environ))
-    pool_min_size: Whole = Field(default=1, ge=0, le=1000)
-    pool_max_size: Whole = Field(default=10, ge=1, le=1000)
-
-
-class ReceiverSettings(_Section):
-    """The HTTP side."""
-
-    host: str = "127.0.0.1"
-    port: Whole = Field(default=8080, ge=0, le=65535)
-    public_url: HttpUrl | None = None
-    """What providers see, without the path."""
-    max_body: Size = Field(default=25_000_000, ge=1000)
-    """Greatest body of a delivery, in bytes after inflation."""
-    queue_events: Whole = Field(default=20_000, ge=1)
-    """Events that may wait for the database before deliveries are put off."""
-    queue_bytes: Size = Field(default=64_000_000, ge=1000)
-
-    @field_validator("public_url")
-    @classmethod
-    def _without_slash(cls, url: str | None) -> str | None:
-        return url.rstrip("/") if url else url
-
-
-class RuleSettings(_Section):
-    """The rules of release. A feed's or class's own ones count only where they were written (`Settings.rules_for`)."""
-
-    grace: Duration = timedelta(minutes=15)
-    """How long after `submit_by` silence is not yet judged."""
-    give_up_after: Duration = timedelta(hours=24)
-    max_risk: Number = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
-    """Greatest acceptable probability that a release duplicates a message."""
-    max_attempts: Whole = Field(default=5, ge=1)
-    submit_within: Duration = Field(default=timedelta(seconds=60), gt=timedelta(0))
-    """How long a claimant may take to submit, from its claim."""
-    same_key_retry: bool = True
-    retry_backoff: Duration = timedelta(seconds=30)
-    late_window: Duration = timedelta(days=7)
-    """How long evidence is still looked for after a failure."""
-    on_unknown: Literal["hold", "fail", "release"] = "hold"
-    """What becomes of a send that nobody could testify of until `give_up_after`."""
-
-
-class FeedSettings(RuleSettings):
-    """One configured source of provider events."""
-
-    provider: str
-    secrets: OneOrMany[FeedSecret] = Field(default=(), repr=False)
-    tolerance: Tolerance = None
-    """Greatest age of a signed timestamp, or "off"; None: the provider's default."""
-    signed_url: HttpUrl | None = None
-    topics: OneOrMany[Topic] = ()
-    certificates: RelativePath | None = None
-    queue_url: HttpUrl | None = None
-    """An SQS queue that is consumed instead of, or beside, HTTP."""
-    queue_consumers: Whole = Field(default=1, ge=1, le=32)
-    """How many loops take messages from it."""
-    region: str | None = None
-    """AWS region; without it, that of the queue or topic."""
-    endpoint_url: HttpUrl | None = None
-    api_key: Secret = Field(default="", repr=False)
-    """What this provider's API is asked with."""
-    api_secret: Secret = Field(default="", repr=False)
-    """The second half of a credential that has two."""
-    api_url: HttpUrl | None = None
-    api_scope: str = ""
-    """The part of the account that is asked: a domain, a message stream, a project; see `reconciler providers NAME`."""
-
-    @field_validator("provider")
-    @classmethod
-    def _is_known(cls, name: str) -> str:
-        known = CONTEXT.get().providers
-        if known is not None and name not in known:
-            close = get_close_matches(name, known, n=1)
-            advice = f'; did you mean "{close[0]}"?' if close else f": there is {', '.join(sorted(known))}"
-            raise ValueError(f'names no provider that exists, "{name}"{advice}')
-        return name
-
-
-class ClassSettings(RuleSettings):
-    """What holds for one message class."""
-
-    failover: bool = False
-    """Whether a retry may go to another feed once each feed with an attempt out says ABSENT."""
-
-
-class ReconcileSettings(_Section):
-    """The scheduler of passes."""
-
-    every: Duration = Field(default=timedelta(seconds=15), gt=timedelta(0))
-
-
-class ArchiveSettings(_Section):
-    """Where raw deliveries are kept, if anywhere."""
-
-    url: S3Url | None = None
-    """`s3://bucket/prefix`; none: nothing is archived."""
-    region: str | None = None
-    endpoint_url: HttpUrl | None = None
-    every: Duration = Field(default=timedelta(seconds=60), gt=timedelta(0))
-    """How long deliveries are collected before they go to S3 as one file."""
-    spool: RelativePath | None = None
-    """Where they wait for S3; without it, `archive` in `database.data_dir`."""
-    spool_max: Size = Field(default=1_000_000_000, ge=1000)
-    """Bytes that may wait there while S3 is away; then the oldest file is dropped, and counted."""
-
-
-class LogSettings(_Section):
-    """What is logged, and how. `auto`: for people on a terminal, else JSON."""
-
-    format: Literal["auto", "json", "console"] = "auto"
-    level: Literal["debug", "info", "warning", "error", "critical"] = "info"
-
-
 def _feed_name(name: str) -> str:
     if not _FEED_NAME.fullmatch(name):
         raise ValueError("is no name of a feed: use lower-case letters, digits and hyphens, as in sendgrid-main")
     return name
 
 
-class Settings(_Section, BaseSettings):
+class Settings(Section, BaseSettings):
     """All settings, checked and frozen. Made by `load_settings`; `Settings()` holds the defaults."""
 
     model_config = SettingsConfigDict(case_sensitive=True)
@@ -197,7 +65,7 @@ class Settings(_Section, BaseSettings):
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     receiver: ReceiverSettings = ReceiverSettings()
     feeds: dict[Annotated[str, AfterValidator(_feed_name)], FeedSettings] = Field(default_factory=dict)
-    rules: RuleSettings = RuleSettings()
+    rules: FeedRuleSettings = FeedRuleSettings()
     classes: dict[str, ClassSettings] = Field(default_factory=dict)
     reconcile: ReconcileSettings = ReconcileSettings()
     archive: ArchiveSettings = ArchiveSettings()
@@ -208,7 +76,7 @@ class Settings(_Section, BaseSettings):
         """Read the sources that `load_settings` made; in code nothing but what is given."""
         return given["init_settings"], *CONTEXT.get().sources
 
-    def rule_settings_for(self, feed: str, message_class: str) -> RuleSettings:
+    def rule_settings_for(self, feed: str, message_class: str) -> FeedRuleSettings:
         """Return every rule that holds for a message class on a feed: defaults < rules < feed < class.
 
         Feeds and classes that are not (or no longer) configured have just the general rules.
@@ -219,7 +87,23 @@ class Settings(_Section, BaseSettings):
     def rules_for(self, feed: str, message_class: str) -> Rules:
         """Return the rules by which a claim of a message class on a feed is decided."""
         held = self.rule_settings_for(feed, message_class)
-        return Rules(**{field.name: getattr(held, field.name) for field in fields(Rules)})
+        own = {
+            field.name: getattr(held, field.name) for field in fields(Rules) if field.name in type(held).model_fields
+        }
+        return Rules(**own, failover=self.failover_for(message_class))
+
+    def limit_for(self, feed: str) -> Limit:
+        """Return how much may be released on a feed."""
+        held = self.rule_settings_for(feed, "")
+        return Limit(held.release_budget, held.release_share, held.canary_share, held.grace)
+
+    def look_up_budget_for(self, feed: str) -> int:
+        """Return how many questions a minute a feed's provider may be asked."""
+        return self.rule_settings_for(feed, "").look_up_budget
+
+    def shadow_feeds(self) -> frozenset[str]:
+        """Return the feeds of which passes only record what they would do."""
+        return frozenset(name for name in self.feeds if self.rule_settings_for(name, "").mode == "shadow")
 
     def failover_for(self, message_class: str) -> bool:
         """Say whether a message class may be retried on another feed."""
@@ -279,18 +163,16 @@ class Settings(_Section, BaseSettings):
                 yield f"feeds.{name}: has no {what}, so every delivery is refused: set feeds.{name}.{what}"
 
     def _odd_rules(self) -> Iterator[str]:
-        places = {
+        written = {
             "rules": self.rules,
-            **{
-                f"feeds.{name}": self.rule_settings_for(name, "")
-                for name, feed in self.feeds.items()
-                if _own_rules(feed)
-            },
-            **{f"classes.{name}": self.rule_settings_for("", name) for name in self.classes},
+            **{f"feeds.{n}": self.rule_settings_for(n, "") for n, feed in self.feeds.items() if _own_rules(feed)},
+            **{f"classes.{n}": self.rule_settings_for("", n) for n in self.classes},
         }
-        for place, rules in places.items():
+        for place, rules in written.items():
             if rules.give_up_after < rules.grace:
                 yield f"{place}: give_up_after is shorter than grace, which comes first: raise one or lower the other"
+        for name, feed in self.feeds.items():
+            yield from against_facts(f"feeds.{name}", feed, self.rule_settings_for(name, ""))
 
 
 _TABLES: Final[dict[str, Any]] = {
@@ -300,7 +182,7 @@ _TABLES: Final[dict[str, Any]] = {
 
 def _own_rules(section: RuleSettings | None) -> dict[str, Any]:
     written = section.model_fields_set if section else ()
-    return {name: getattr(section, name) for name in RuleSettings.model_fields if name in written}
+    return {name: getattr(section, name) for name in FeedRuleSettings.model_fields if name in written}
 
 
 def _shown(section: BaseModel, *, only_written: bool) -> dict[str, Any]:

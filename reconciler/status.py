@@ -11,6 +11,7 @@ from typing import Final
 
 from reconciler.feeds import ALL_FEEDS
 from reconciler.ledger import Connection
+from reconciler.reports import VANISHED_SINCE, Vanished, old_enough, vanished_sends
 from reconciler.settings import Settings
 from webhooks.database import is_behind_pooler
 
@@ -76,6 +77,15 @@ class RefusedDeliveries:
 
 
 @dataclass(frozen=True, slots=True)
+class Duplicates:
+    """Sends of one feed that were found accepted twice, within seven days."""
+
+    feed: str
+    n: int
+    newest: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessFinding:
     """What a running process can't do and says itself."""
 
@@ -105,6 +115,8 @@ class Status:
     refused: list[RefusedDeliveries]
     foreign: dict[str, tuple[int, int]]
     """By feed: events of the last day with a key, and those of them whose key no row has (of at most 20,000)."""
+    duplicates: list[Duplicates]
+    vanished: list[Vanished]
     processes: list[ProcessFinding]
     missing_months: list[str]
     last_pass: PassStatus | None
@@ -126,6 +138,10 @@ async def read_status(
         feeds=await _feeds(connection, settings, sorted(names), now),
         refused=await _refused(connection, sorted(names), now),
         foreign=await _foreign(connection, now, feed),
+        duplicates=await _duplicates(connection, now, feed),
+        vanished=await vanished_sends(
+            connection, old_enough(settings, names & set(settings.feeds), now), now - VANISHED_SINCE
+        ),
         processes=await _process_findings(connection, now),
         missing_months=await _missing_months(connection, now),
         last_pass=await _last_pass(connection),
@@ -253,6 +269,17 @@ GROUP BY e.feed
 
 async def _foreign(connection: Connection, now: datetime, feed: str | None) -> dict[str, tuple[int, int]]:
     return {row["feed"]: (row["keyed"], row["unknown"]) for row in await connection.fetch(FOREIGN, now, feed)}
+
+
+DUPLICATES: Final = """
+SELECT feed, count(*) AS n, max(found_at) AS newest FROM duplicate
+WHERE sort = 'duplicate' AND found_at > $1::timestamptz - interval '7 days' AND ($2::text IS NULL OR feed = $2)
+GROUP BY feed ORDER BY feed
+"""
+
+
+async def _duplicates(connection: Connection, now: datetime, feed: str | None) -> list[Duplicates]:
+    return [Duplicates(**row) for row in await connection.fetch(DUPLICATES, now, feed)]
 
 
 MISSING_MONTHS: Final = """

@@ -45,3 +45,11 @@ def parse_size(text: str) -> int:
     if found is None or factor is None:
         raise ValueError('is no size: write a number with a unit, such as "25MB" or "64KiB"')
     return int(found[1]) * factor
+
+
+def roughly(age: timedelta) -> str:
+    """Return an age in one unit that a person takes in at a glance."""
+    for unit in (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)):
+        if age >= 2 * unit:
+            return format_duration(age // unit * unit)
+    return format_duration(timedelta(seconds=max(0, int(age.total_seconds()))))

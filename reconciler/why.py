@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import asyncpg
 
-from reconciler import ledger
-from reconciler.ledger import Connection, Controls
+from reconciler.in_words import WAITS_FOR, WORDS, percent, silence_in_words, witnesses_in_words
+from reconciler.ledger import Decided
 from reconciler.logs import Redactor
 from reconciler.policy import Action, Verdict
-from reconciler.reconcile import CONTROLS_A_SIDE, Policies, Scope, look
+from reconciler.reconcile import Policies, Scope, look
 from reconciler.status import held_in_words
 from reconciler.units import format_duration
 
@@ -46,6 +46,8 @@ class Next:
     text: str
     missing: str | None = None
     """Of a held send: what would decide it."""
+    silence: Mapping[str, Any] | None = None
+    """What its feed's silence is worth now, where that is judged: the risk, and what it is computed from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +88,23 @@ async def tell(pool: asyncpg.Pool, policies: Policies, key: str, *, show_recipie
             EVENTS, wire_key, row["feed"], row["provider_message_id"], row["known_message_id"], MOST_EVENTS
         )
         verdicts = await connection.fetch(VERDICTS, wire_key)
-        controls = await _controls(connection, row) if known else None
     entries = [*_event_entries(events, show_recipient), *_verdict_entries(verdicts)]
     if not known:
         return Story(wire_key, now, None, _unknown(events), {}, sorted(entries, key=_when), None)
     entries += _row_entries(row, verdicts)
     report = await look(pool, policies, Scope(wire_key=wire_key))
-    verdict = next((verdict for _, verdict in report.verdicts), None)
+    decided = next(iter(report.decided), None)
+    verdict = decided.verdict if decided else None
     hidden = () if show_recipient else ("recipient", "recipient_key", "payload", "response")
     facts = {name: value for name, value in row.items() if name not in ("asked_key", "now", *hidden)}
     unsettled = _unsettled(row, verdict, events, policies)
-    foreseen = _foresee(row, verdict, policies, controls, revived=unsettled is not None)
+    foreseen = _foresee(row, decided, policies, revived=unsettled is not None)
     standing = _standing(row, unsettled)
     return Story(wire_key, now, row["state"], standing, facts, sorted(entries, key=_when), foreseen)
 
 
 def _when(entry: Entry) -> datetime:
     return entry.at
-
-
-async def _controls(connection: Connection, row: asyncpg.Record) -> Controls | None:
-    if row["state"] != "claimed":
-        return None
-    return (await ledger.count_controls(connection, [row["wire_key"]])).get(row["wire_key"])
 
 
 def _unknown(events: list[asyncpg.Record]) -> str:
@@ -197,34 +193,20 @@ def _verdict_entries(verdicts: list[asyncpg.Record]) -> Iterator[Entry]:
         words = [f"{verdict['action']}: {held_in_words(verdict['reason'])} ({_source(verdict)})"]
         if seen := witnesses_in_words(witnesses):
             words.append(seen)
+        inputs = json.loads(verdict["inputs"] or "null")
+        if inputs:
+            words.append(silence_in_words(inputs))
         if verdict["risk"]:
-            words.append(f"risk of a duplicate {verdict['risk']:.2%}")
+            words.append(f"risk of a duplicate {percent(verdict['risk'])}")
         if verdict["note"]:
             words.append(f"note: {verdict['note']}")
-        details = {**verdict, "witnesses": witnesses, "inputs": json.loads(verdict["inputs"] or "null")}
+        details = {**verdict, "witnesses": witnesses, "inputs": inputs}
         yield Entry(verdict["decided_at"], "verdict", "; ".join(words), details)
 
 
 def _source(verdict: asyncpg.Record) -> str:
     known_by = "" if verdict["source"] == "operator" else f"{verdict['source']}, "
     return f"{known_by}by {verdict['who']}"
-
-
-def witnesses_in_words(witnesses: Mapping[str, Any]) -> str:
-    """Return what the witnesses of a verdict answered, as a sentence; nothing where none was asked."""
-    parts = []
-    if feed := witnesses.get("feed"):
-        because = f" ({feed['reason']})" if feed["reason"] not in ("", feed["answer"]) else ""
-        parts.append(f"the feed's answer: {feed['answer']}{because}")
-    if controls := witnesses.get("controls"):
-        parts.append(_controls_in_words(Controls(**controls)))
-    return ", ".join(parts)
-
-
-def _controls_in_words(controls: Controls) -> str:
-    asked = controls.before + controls.after
-    heard = "all heard of" if controls.heard == asked else f"{controls.heard} of {asked} heard of"
-    return f"{controls.before} controls before and {controls.after} after the claim" + (f", {heard}" if asked else "")
 
 
 def _unsettled(
@@ -278,18 +260,19 @@ def _standing(row: asyncpg.Record, unsettled: str | None) -> str:
     return f"pending, not claimed yet; {attempts}{held}"
 
 
-def _foresee(
-    row: asyncpg.Record, verdict: Verdict | None, policies: Policies, controls: Controls | None, *, revived: bool
-) -> Next:
+def _foresee(row: asyncpg.Record, decided: Decided | None, policies: Policies, *, revived: bool) -> Next:
     """Return what happens next. The verdict is the policy's own; only its words are found here."""
-    if verdict is None and revived:
-        return Next("sent", "accepted", None, _WORDS["sent"])
-    if verdict is None:
+    if decided is None and revived:
+        return Next("sent", "accepted", None, WORDS["sent"])
+    if decided is None:
         return Next("none", row["state"], None, _at_rest(row, policies))
+    verdict = decided.verdict
     words = {"until": _clock(verdict.next_check_at), "submit_by": _clock(row["submit_by"])}
-    text = _WORDS.get(f"{verdict.action}:{verdict.reason}", _WORDS[verdict.action]).format(**words)
-    missing = _missing(row, verdict, policies, controls) if verdict.action is Action.HELD else None
-    return Next(verdict.action, verdict.reason, row["next_check_at"], text, missing)
+    text = WORDS.get(f"{verdict.action}:{verdict.reason}", WORDS[verdict.action]).format(**words)
+    missing = _missing(row, decided, policies) if verdict.action is Action.HELD else None
+    return Next(
+        verdict.action, verdict.reason, row["next_check_at"], text, missing, json.loads(decided.inputs or "null")
+    )
 
 
 def _at_rest(row: asyncpg.Record, policies: Policies) -> str:
@@ -303,47 +286,10 @@ def _at_rest(row: asyncpg.Record, policies: Policies) -> str:
     return f"waits for the application to claim it{after}"
 
 
-_WORDS: Final = {
-    "sent": "a provider said that it was accepted: the next pass makes it sent",
-    "failed:rejected": "a provider rejected it: the next pass makes it failed",
-    "failed:expired": "its expires_at has passed and nothing proves acceptance: the next look makes it failed",
-    "failed:attempts": "nothing was heard of it and no attempt is left: the next look makes it failed",
-    "failed": "its class gives up on unknown sends: the next look makes it failed",
-    "released:same_key_retry": "the provider keeps its key, so it can be sent again safely: the next look releases it",
-    "released:gave_up": "nobody could tell, and its class gives up by releasing: the next look does, risking two",
-    "released": "a witness can tell that it was not accepted: the next look releases it",
-    "waiting:submitting": "its sender may still submit it until {submit_by}; nothing is judged before",
-    "waiting:backoff": "waits until {until}, then it is released to be sent again with the same key",
-    "waiting:grace": "silence is not judged before {until}; an event until then decides",
-    "waiting:told_again": (
-        'waits for the application to claim it again (nobody tells it yet: see README, "Send again")'
-    ),
-    "waiting": "waits for the application to claim it",
-    "held": "nothing decides it yet; it is looked at again and again, less often as it ages",
-}
-"""What a verdict means for the send that it is about, by action and reason, else by action."""
-
-_WAITS_FOR: Final = {
-    "paused": "an operator paused its feed (or all): it waits for reconciler resume",
-    "breaker": "too many releases opened its feed's breaker: it waits for reconciler resume",
-    "suspect": "the database may have gone back in time: it waits for reconciler resume",
-    "rejection": "it was rejected, but another attempt may have been accepted: it waits for a witness of absence",
-    "unknown_event": "a provider spoke of it without saying whether it was accepted: a clearer event decides, or you",
-    "refused": "the feed's newest delivery was refused: see reconciler status, then put right the feed's secrets",
-    "few_controls": (
-        f"{CONTROLS_A_SIDE} answered sends before and {CONTROLS_A_SIDE} after it, within an hour and each heard of, "
-        "would show that its feed works"
-    ),
-    "queue": "its feed's queue can't be read: see reconciler status, and the log line queue_failed",
-    "filling": "a replay or back-fill of its feed is running; its silence counts again once that has ended",
-    "silent": "its feed does not tell of the sends around it either, so that silence proves nothing",
-}
-
-
-def _missing(row: asyncpg.Record, verdict: Verdict, policies: Policies, controls: Controls | None) -> str:
-    words = [_WAITS_FOR.get(verdict.reason, "it waits for evidence")]
-    if controls and verdict.reason in ("silent", "few_controls"):
-        words.append("now: " + _controls_in_words(controls))
+def _missing(row: asyncpg.Record, decided: Decided, policies: Policies) -> str:
+    words = [WAITS_FOR.get(decided.verdict.reason, "it waits for evidence")]
+    if decided.inputs:
+        words.append("now: " + silence_in_words(json.loads(decided.inputs)))
     rules = policies.rules_for(row["feed"], row["message_class"])
     if row["state"] == "claimed":
         given_up_at = row["submit_by"] + rules.give_up_after

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
 import asyncpg
 
+from reconciler.limits import Limit
+from reconciler.observed import Histories
 from reconciler.policy import Rules
 from reconciler.reconcile import EVERYTHING, Policies, Report, Scope, run_pass
 from reconciler.settings import Settings
@@ -18,14 +21,28 @@ FEED = "mg"
 RULES = Settings().rules_for("", "")
 
 
-def policies(rules: Rules = RULES, key_window: timedelta | None = None) -> Policies:
-    return Policies(lambda _feed, _class: rules, lambda _feed: key_window, timedelta(days=7))
+def policies(rules: Rules = RULES, key_window: timedelta | None = None, limit: Limit | None = None) -> Policies:
+    def rules_for(_feed: str, _class: str) -> Rules:
+        return rules
+
+    return Policies(
+        rules_for,
+        lambda _feed: key_window,
+        timedelta(days=7),
+        Histories(rules_for, lambda _feed: False),
+        (lambda _feed: limit) if limit else Settings().limit_for,
+    )
 
 
 async def reconcile(
-    db: asyncpg.Pool, rules: Rules = RULES, *, key_window: timedelta | None = None, scope: Scope = EVERYTHING
+    db: asyncpg.Pool,
+    rules: Rules = RULES,
+    *,
+    key_window: timedelta | None = None,
+    scope: Scope = EVERYTHING,
+    limit: Limit | None = None,
 ) -> Report:
-    return await run_pass(db, policies(rules, key_window), who="test", scope=scope)
+    return await run_pass(db, policies(rules, key_window, limit), who="test", scope=scope)
 
 
 async def call(db: Any, function: str, *args: Any) -> asyncpg.Record:
@@ -64,9 +81,16 @@ async def make_due(db: Any, key: str) -> None:
     await db.execute("UPDATE send_log SET next_check_at = clock_timestamp() WHERE wire_key = wire_key($1)", key)
 
 
-async def old_claim(db: Any, key: str, age: timedelta = timedelta(hours=2), **options: Any) -> int:
-    """Claim a send and let its submit_by lie `age` in the past; returns the fence."""
+async def old_claim(
+    db: Any, key: str, age: timedelta = timedelta(hours=2), *, cause: str | None = "timed out", **options: Any
+) -> int:
+    """Claim a send whose call failed for a cause that its sender reported, and let its submit_by lie `age` in the past.
+
+    Returns the fence.
+    """
     fence = (await claim(db, key, **options))["fence"]
+    if cause:
+        await fail(db, key, fence, cause)
     await make_older(db, key, age + timedelta(seconds=60))
     return fence
 
@@ -117,16 +141,75 @@ async def reasons(db: Any, key: str) -> list[str]:
     return [r["said"] for r in rows]
 
 
-async def heard_neighbours(db: Any, age: timedelta = timedelta(hours=2), feed: str = FEED, *, heard: int = 6) -> None:
-    """Make three answered sends on each side of a claim of that age; the feed spoke of the first `heard` of them."""
-    for n in range(6):
-        key = f"neighbour:{feed}:{n}"
-        fence = (await claim(db, key, feed))["fence"]
-        await confirm(db, key, fence, f"n-{n}")
-        await make_older(db, key, age + timedelta(minutes=2.5 - n) + timedelta(seconds=60))
-        if n < heard:
-            await event(db, key, feed=feed, message_id=f"n-{n}")
+NEIGHBOURS = """
+WITH sends AS (
+    SELECT n, $7 || ':' || $1 || CASE WHEN $5 <> 'default' THEN '/' || $5 ELSE '' END || ':' || n AS key,
+           clock_timestamp() - $2::interval - interval '60 s' + (n - $3::int * 3 / 4 + 0.5) * $6::interval AS at
+    FROM generate_series(0, $3::int - 1) AS n
+), rows AS (
+    INSERT INTO send_log (wire_key, send_key, state, feed, message_class, attempt, fence, first_claimed_at, claimed_at,
+        submit_by, answered_at, provider_message_id, verdict_source, verdict_reason, sent_at)
+    SELECT wire_key(key), key, 'sent', $1, $5, 1, nextval('send_fence'), at, at, at + interval '60 s',
+        at + interval '1 s', 'n-' || n, 'sender', 'answered', at + interval '1 s'
+    FROM sends ORDER BY 1
+)
+INSERT INTO provider_event (feed, message_id, event_id, partition_at, occurred_at, received_at, wire_key, kind,
+                            testimony, source)
+SELECT $1, 'n-' || n, 'delivered:' || n, event_partition_at(at), at, at + interval '2 s', wire_key(key), 'delivered',
+    'accepted', 'http'
+FROM sends WHERE n < $4
+"""
+
+
+async def heard_neighbours(
+    db: Any,
+    age: timedelta = timedelta(hours=2),
+    feed: str = FEED,
+    *,
+    heard: int | None = None,
+    n: int = 600,
+    message_class: str = "default",
+    every: timedelta = timedelta(seconds=10),
+    name: str = "neighbour",
+) -> None:
+    """Make sends that were answered, one in each ten seconds, three quarters of them before a claim of that age.
+
+    The feed spoke of all of them two seconds later, or of the first `heard`.
+    """
+    await db.execute(NEIGHBOURS, feed, age, n, n if heard is None else heard, message_class, every, name)
     await stored_delivery(db, feed)
+
+
+async def keep_neighbours(db: Any, numbers: Iterable[int]) -> None:
+    """Forget the other neighbours. Number 449 is the last one before a claim of their age, 450 the first after it."""
+    await db.execute(
+        "DELETE FROM send_log WHERE send_key LIKE 'neighbour:%' AND split_part(send_key, ':', 3)::int <> ALL ($1)",
+        list(numbers),
+    )
+
+
+CLAIMS = """
+INSERT INTO send_log (wire_key, send_key, state, feed, message_class, attempt, fence, first_claimed_at, claimed_at,
+    submit_by, cause, next_check_at)
+SELECT $1 || '-' || n, $1 || '-' || n, 'claimed', $2, $3, 1, nextval('send_fence'), at, at, at + interval '60 s', $4, at
+FROM generate_series(0, $5::int - 1) AS n,
+LATERAL (SELECT clock_timestamp() - $6::interval - interval '60 s' + n * $7::interval AS at) AS claimed
+"""
+
+
+async def old_claims(
+    db: Any,
+    prefix: str,
+    n: int,
+    every: timedelta = timedelta(seconds=1),
+    *,
+    age: timedelta = timedelta(hours=2),
+    feed: str = FEED,
+    message_class: str = "default",
+    cause: str | None = "timed out",
+) -> None:
+    """Make claims `prefix-0` ... whose calls failed for a cause; `age` is the first one's, each next one is younger."""
+    await db.execute(CLAIMS, prefix, feed, message_class, cause, n, age, every)
 
 
 async def release_by_pass(db: Any, key: str) -> int:

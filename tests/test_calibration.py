@@ -7,11 +7,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
-from calibration.judge import broken, p_value
-from calibration.simulation import Outcome, Simulation, Tally
-from calibration.worlds import CONTROL, WORLDS
+from calibration.judge import broken, budget, p_value
+from calibration.simulation import GRACE, SUBMIT_WITHIN, Outcome, Simulation, Tally
+from calibration.view import FEED, View
+from calibration.worlds import ACCEPTED, CONTROL, GONE, LOST, ON_HOLD, WORLDS, Sends, World
+
+from reconciler.history import Stratum
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,6 +38,7 @@ def lived(name, rate, claims=600):
         ("browned out", 1_000),
         ("class without echo", 1_000),
         ("slow domains", 1_000),
+        ("restored", 1_000),
     ],
 )
 def test_what_releases_state_is_true_in_the_world_and_in_its_bad_spells(name, rate):
@@ -55,7 +60,80 @@ def test_a_dead_or_deaf_feed_releases_nothing_on_silence(name, rate):
     assert outcome.bad.absent > 30
 
 
+def test_after_a_restore_nothing_is_released_until_the_operator_resumes():
+    world = next(world for world in WORLDS if world.restored and world.rate == 1_000)
+    life = Simulation(world, 1_200, seed=3)
+    due = [
+        at + SUBMIT_WITHIN + GRACE for at, kind in zip(life.sends.at, life.sends.kind, strict=True) if kind != CONTROL
+    ]
+    assert sum(life.sends.on_hold(at) for at in due) > 10
+    outcome = life.run()
+    assert (outcome.on_hold, broken(outcome)) == (0, [])
+    assert outcome.all.released > 400
+    assert "1 releases while all was to be held" in broken(Outcome(world, on_hold=1))[0]
+
+
+# What a pass sees
+
+
+def view(sends):
+    """Return what is seen of one class of a feed; the history before the first send is not looked at."""
+    return View(World("by hand", 3_600), sends, GRACE, SUBMIT_WITHIN, Random(1))
+
+
+def by_hand(sends):
+    """Return sends from (at, kind, lag)."""
+    made = Sends()
+    for at, kind, lag in sends:
+        for column, value in zip(
+            (made.at, made.kind, made.lag, made.bad, made.group), (at, kind, lag, 0, 0), strict=True
+        ):
+            column.append(value)
+        made.unreported.append(0)
+    return made
+
+
+def test_a_spell_that_begins_inside_a_minute_is_seen_by_all_claims_of_that_minute():
+    down_from = 90.0
+    sends = by_hand([(at / 10, CONTROL, LOST if at / 10 >= down_from else 20.0) for at in range(3_000)])
+    seen = view(sends).recent(Stratum(FEED, "mail"), 65.0, 115.0, 1_200.0, 30.0)
+    assert (seen.before, seen.after, seen.k) == (25, 25, 25)
+    around_the_middle = view(sends).recent(Stratum(FEED, "mail"), 85.0, 85.0, 1_200.0, 30.0)
+    assert around_the_middle.k == 0
+
+
+def test_a_crowd_is_looked_for_where_so_many_sends_lie_and_fewer_at_the_edge_of_the_log():
+    sends = by_hand([(10.0 * i, ACCEPTED if i in (5, 58, 60, 61, 75) else CONTROL, 20.0) for i in range(100)])
+    seen = view(sends)
+    assert seen.reach(60, 2_000.0)[0] == (100.0, 100.0, 20)
+    assert seen.burst(60, seen.reach(60, 2_000.0), 2_000.0).crowd == ((2, 20), (4, 89), (4, 99))
+    assert seen.reach(60, 650.0)[0] == (100.0, 50.0, 15)
+    assert seen.burst(60, seen.reach(60, 650.0), 650.0).crowd[0] == (1, 15)  # the one after it may still be answered
+
+
+def test_a_database_that_goes_back_forgets_what_was_stored_in_between_until_it_is_replayed():
+    sends = by_hand([(0.0, CONTROL, 20.0), (90.0, CONTROL, 20.0), (95.0, ACCEPTED, LOST), (96.0, CONTROL, 2 * GONE)])
+    assert sends.go_back(100.0) == 100.0 + GONE + ON_HOLD
+    assert list(sends.lag) == [20.0, GONE + ON_HOLD + 10.0, LOST, 2 * GONE]
+    assert [sends.on_hold(at) for at in (99.0, 100.0, GONE + ON_HOLD, GONE + ON_HOLD + 100.0)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
 # The judge and the worlds
+
+
+def test_the_default_budget_of_a_feed():
+    assert [budget(rate) for rate in (10, 1_000, 10_000, 100_000)] == [20, 50, 500, 1_000]
+
+
+def test_what_came_before_the_rule_could_know_is_bounded_by_the_budget():
+    learning = Tally(released=90, stated=1.0, duplicates=41)
+    assert "more than the budget's 40" in broken(Outcome(WORLDS[0], learning=learning, learning_hours=2.0))[0]
+    assert broken(Outcome(WORLDS[0], learning=learning, learning_hours=3.0)) == []
 
 
 def test_a_rule_that_states_too_little_is_caught():

@@ -13,6 +13,8 @@ from kit import (
     RULES,
     event,
     heard_neighbours,
+    keep_neighbours,
+    make_due,
     old_claim,
     reconcile,
     row,
@@ -56,18 +58,38 @@ async def test_controls_lie_within_an_hour_on_either_side(
     assert await state(db, KEY) == ("claimed" if wanted else "pending")
 
 
-@pytest.mark.parametrize("change", ["answered_at = NULL", "attempt = 2"])
-async def test_a_control_is_a_send_whose_first_attempt_was_answered(db: asyncpg.Pool, change: str) -> None:
+NO_CONTROLS = "answered_at = NULL", "attempt = 2"
+
+
+@pytest.mark.parametrize("change", NO_CONTROLS)
+async def test_a_recent_control_is_a_send_whose_first_attempt_was_answered(db: asyncpg.Pool, change: str) -> None:
     await old_claim(db, KEY)
     await heard_neighbours(db)
-    await db.execute(f"UPDATE send_log SET {change} WHERE send_key = $1", f"neighbour:{FEED}:0")  # noqa: S608
+    await keep_neighbours(db, range(453))
+    await db.execute(f"UPDATE send_log SET {change} WHERE send_key = $1", f"neighbour:{FEED}:452")  # noqa: S608
     assert await held_reason(db) == "few_controls"
+
+
+@pytest.mark.parametrize("change", NO_CONTROLS)
+async def test_history_is_of_sends_whose_first_attempt_was_answered(db: asyncpg.Pool, change: str) -> None:
+    await old_claim(db, KEY)
+    await heard_neighbours(db)
+    await keep_neighbours(db, [*range(441), *range(475, 600)])
+    early = "state = 'sent' AND split_part(send_key, ':', 3)::int < 342"
+    await db.execute(f"UPDATE send_log SET {change} WHERE {early}")  # noqa: S608
+    assert await held_reason(db) == "few_controls"
+    await db.execute(
+        "UPDATE send_log SET answered_at = sent_at, attempt = 1 WHERE send_key = $1", f"neighbour:{FEED}:0"
+    )
+    await make_due(db, KEY)
+    assert await held_reason(db) == "risk"
 
 
 async def test_a_control_is_heard_of_through_its_own_feed_only(db: asyncpg.Pool) -> None:
     await old_claim(db, KEY)
-    await heard_neighbours(db, heard=5)
-    await event(db, f"neighbour:{FEED}:5", feed="another")
+    await heard_neighbours(db, heard=425)
+    for n in range(425, 475):
+        await event(db, f"neighbour:{FEED}:{n}", feed="another")
     assert await held_reason(db) == "silent"
 
 

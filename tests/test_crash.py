@@ -40,7 +40,17 @@ AGAIN = 0.3
 SUBMIT_WITHIN = 35
 """Seconds: longer than the storm, so that no claim is judged in it and left by a killed pass to its lease."""
 
-SETTINGS = '[rules]\ngrace = "500ms"\n[reconcile]\nevery = "1s"'
+SETTINGS = """
+[rules]
+grace = "500ms"
+give_up_after = "3s"
+on_unknown = "release"
+release_budget = 100
+release_share = 1
+canary_share = 1
+[reconcile]
+every = "1s"
+"""
 WORDS = {  # the provider's names of: accepted, delivered, rejected
     "mg": ("accepted", "delivered", "rejected"),
     "sg": ("processed", "delivered", "dropped"),
@@ -139,7 +149,7 @@ class Sends:
         self._add_controls(feed, group)
         self._add(feed, f"{feed}-accepted-{group}", "sent", "accepted", accepted, delivered)
         self._add(feed, f"{feed}-rejected-{group}", "failed", "rejected", rejected)
-        self._add(feed, f"{feed}-absent-{group}", "pending", "absent")
+        self._add(feed, f"{feed}-absent-{group}", "pending", "gave_up")  # the storm is no history to judge silence by
 
     def _add_controls(self, feed: str, group: int) -> None:
         for n in range(4):

@@ -17,6 +17,7 @@ import asyncpg
 import kit
 import pytest
 
+from reconciler.limits import Limit
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.reconcile import run_pass
 from webhooks.database import connect_pool
@@ -124,47 +125,60 @@ async def test_three_passes_two_receivers_and_a_cli_over_the_same_rows_are_as_on
 
         async def receive(inbox: Inbox, firsts: Iterable[int]) -> None:
             for first in firsts:
-                await inbox.store(kit.FEED, [said(f"k-{n}", 2) for n in range(first, first + 300, 3)])
+                await inbox.store(kit.FEED, [said(f"k-{n}", 2) for n in range(first, first + 300, 6)])
 
         async with asyncio.TaskGroup() as tasks:
             for n, pool in enumerate(pools):
-                tasks.create_task(run_pass(pool, kit.policies(), who=f"p{n}"))
+                tasks.create_task(run_pass(pool, kit.policies(limit=UNLIMITED), who=f"p{n}"))
             # Both receivers bring the same events, one of them backwards.
             tasks.create_task(receive(one, range(1, 6000, 300)))
             tasks.create_task(receive(two, reversed(range(1, 6000, 300))))
             by_hand = tasks.create_task(reconcile_by_cli(dsn))
     for pool in pools:
         await pool.close()
-    await kit.reconcile(db)
+    await kit.reconcile(db, limit=UNLIMITED)
     await assert_released_at_most_once(db)
     ends = await db.fetch("""
-        SELECT substr(wire_key, 3)::int % 3 AS rest, array_agg(DISTINCT state ORDER BY state) AS states
-        FROM send_log GROUP BY 1 ORDER BY 1
+        SELECT substr(wire_key, 3)::int % 6 AS rest, array_agg(DISTINCT state ORDER BY state) AS states
+        FROM send_log WHERE wire_key LIKE 'k-%' GROUP BY 1 ORDER BY 1
     """)
-    # Answered ones; ones of which events came during the passes; ones of which nobody spoke.
-    assert [tuple(end) for end in ends] == [(0, ["sent"]), (1, ["sent"]), (2, ["pending"])]
+    # Ones of which events came during the passes; ones of which nobody spoke; the others were answered.
+    assert [tuple(end) for end in ends] == [(n, ["pending"] if n == 4 else ["sent"]) for n in range(6)]
+    assert await db.fetchval("SELECT count(*) FROM verdict WHERE action || reason = 'releasedabsent'") >= 1000
     assert by_hand.result() == 0
     assert pg.log_file.read_text().count("deadlock detected") == deadlocks
 
 
+UNLIMITED = Limit(count=100_000, share=1.0, canary=1.0, awaited=timedelta(0))
+"""Fewer are released than were claimed within the last hour."""
+
+UNLIMITED_BY_SETTINGS = {
+    "RECONCILER_RULES__RELEASE_BUDGET": "100000",
+    "RECONCILER_RULES__RELEASE_SHARE": "1",
+    "RECONCILER_RULES__CANARY_SHARE": "1",
+}
+
+
 async def make_claims_among_controls(db: asyncpg.Pool) -> None:
-    """6,000 sends in one minute two hours ago: a third answered and heard of, the others claimed."""
+    """6,000 sends of the last hour: two thirds answered and heard of, the others failed. Hours of history before."""
+    await kit.heard_neighbours(db, timedelta(hours=3), n=2000, every=timedelta(seconds=15))
     await db.execute("""
         INSERT INTO send_log (wire_key, send_key, feed, state, attempt, fence, first_claimed_at, claimed_at, submit_by,
-                              next_check_at, answered_at, sent_at, verdict_source, verdict_reason)
+                              next_check_at, answered_at, sent_at, verdict_source, verdict_reason, cause)
         SELECT 'k-' || n, 'k-' || n, 'mg', CASE WHEN answered THEN 'sent' ELSE 'claimed' END, 1, n, t, t, t,
             CASE WHEN NOT answered THEN t END, CASE WHEN answered THEN t END, CASE WHEN answered THEN t END,
-            CASE WHEN answered THEN 'sender' END, CASE WHEN answered THEN 'answered' END
-        FROM generate_series(-8, 6009) n,
-            LATERAL (SELECT now() - interval '2 hours' + n * interval '10 ms' AS t,
-                            n % 3 = 0 OR n NOT BETWEEN 1 AND 6000 AS answered) AS made
+            CASE WHEN answered THEN 'sender' END, CASE WHEN answered THEN 'answered' END,
+            CASE WHEN NOT answered THEN 'timed out' END
+        FROM generate_series(0, 5999) n,
+            LATERAL (SELECT now() - interval '50 minutes' + n * interval '300 ms' AS t, n % 3 <> 1 AS answered) AS made
     """)
     await db.execute("""
-        INSERT INTO provider_event (feed, message_id, event_id, partition_at, wire_key, kind, testimony, source)
-        SELECT 'mg', 'm-' || wire_key, 'e-1', '1970-01-01 00:00:00+00', wire_key, 'delivered', 'accepted', 'http'
-        FROM send_log WHERE state = 'sent'
+        INSERT INTO provider_event (feed, message_id, event_id, partition_at, received_at, wire_key, kind, testimony,
+                                    source)
+        SELECT 'mg', 'm-' || wire_key, 'e-1', '1970-01-01 00:00:00+00', claimed_at + interval '2 s', wire_key,
+            'delivered', 'accepted', 'http'
+        FROM send_log WHERE state = 'sent' AND wire_key LIKE 'k-%'
     """)
-    await db.execute("DELETE FROM send_log WHERE substr(wire_key, 3)::int % 3 <> 0 AND state = 'sent'")
     await kit.stored_delivery(db)
 
 
@@ -175,7 +189,7 @@ async def reconcile_by_cli(dsn: str) -> int:
         "reconciler",
         "reconcile",
         cwd=ROOT,
-        env={**os.environ, "RECONCILER_DATABASE__URL": dsn},
+        env={**os.environ, **UNLIMITED_BY_SETTINGS, "RECONCILER_DATABASE__URL": dsn},
         stdout=asyncio.subprocess.DEVNULL,
     )
     return await process.wait()

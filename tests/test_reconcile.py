@@ -18,6 +18,7 @@ from kit import (
     event,
     fail,
     heard_neighbours,
+    keep_neighbours,
     make_due,
     old_claim,
     policies,
@@ -32,7 +33,8 @@ from kit import (
 from reconciler import ledger
 from reconciler.ledger import Decided
 from reconciler.policy import Action, Verdict
-from reconciler.reconcile import Scope, look
+from reconciler.reconcile import Scope, look, no_limit
+from reconciler.releasing import release
 
 KEY = "order:1"
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -102,7 +104,11 @@ async def test_absence_between_neighbours_heard_of_is_released_and_says_on_what_
     verdict = await db.fetchrow("SELECT * FROM verdict")
     said = [verdict[name] for name in ("action", "reason", "feed", "who")]
     assert said == ["released", "absent", FEED, "test"]
-    assert json.loads(verdict["witnesses"])["controls"] == {"before": 3, "after": 3, "heard": 6}
+    assert json.loads(verdict["witnesses"]) == {"feed": {"answer": "absent", "reason": "absent"}}
+    inputs = json.loads(verdict["inputs"])
+    assert inputs["recent"] == {"n": 50, "before": 25, "after": 25, "k": 0, "k_late": 0, "longest": 2.0}
+    assert (inputs["history"]["n"] >= 450, inputs["history"]["k"], inputs["max_risk"]) == (True, 0, 0.01)
+    assert 0.006 < verdict["risk"] == inputs["risk"] <= 0.01  # stress 3, 1 in 460 or so, p0 a half
     assert verdict["claimed_at"] == (await row(db, KEY))["claimed_at"]
     assert (await claim(db, KEY))["attempt"] == 2
 
@@ -125,15 +131,39 @@ async def test_case_052_without_a_feed_nothing_is_released_nor_called_failed(db:
     assert await silent_because(db) == "silent"
 
 
-async def test_a_neighbour_that_was_not_heard_of_makes_the_feed_silent(db: asyncpg.Pool) -> None:
-    await heard_neighbours(db, heard=5)
+async def test_neighbours_of_which_none_was_heard_of_make_the_feed_silent(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db, heard=425)
     assert await silent_because(db) == "silent"
 
 
-async def test_fewer_than_three_neighbours_on_a_side_are_too_few(db: asyncpg.Pool) -> None:
+async def test_a_few_neighbours_that_were_not_heard_of_raise_the_risk_above_its_ceiling(db: asyncpg.Pool) -> None:
     await heard_neighbours(db)
-    await db.execute("DELETE FROM send_log WHERE send_key = $1", f"neighbour:{FEED}:0")
-    assert await silent_because(db) == "few_controls"
+    unheard = ["n-447", "n-448", "n-450", "n-452"]
+    await db.execute("DELETE FROM provider_event WHERE message_id = ANY ($1)", unheard)
+    assert await silent_because(db) == "risk"
+    inputs = json.loads(await db.fetchval("SELECT inputs FROM verdict"))
+    assert (inputs["recent"]["k"], inputs["risk"] > 0.01) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("kept", "wanted"),
+    [
+        ((*range(453),), "absent"),
+        ((*range(452),), "few_controls"),  # two after the claim
+        ((*range(341, 441), *range(475, 600)), "risk"),
+        ((*range(342, 441), *range(475, 600)), "few_controls"),  # 99 that have passed its age
+        ((*range(300), *range(447, 600)), "absent"),
+        ((*range(80), *range(448, 600)), "few_controls"),  # two before it within an hour
+    ],
+)
+async def test_a_hundred_controls_of_its_age_and_three_on_either_side_are_needed(
+    db: asyncpg.Pool, kept: tuple[int, ...], wanted: str
+) -> None:
+    await heard_neighbours(db)
+    await keep_neighbours(db, kept)
+    await old_claim(db, KEY)
+    await reconcile(db)
+    assert await db.fetchval("SELECT reason FROM verdict") == wanted
 
 
 async def test_neighbours_more_than_an_hour_away_do_not_speak(db: asyncpg.Pool) -> None:
@@ -147,22 +177,36 @@ async def test_neighbours_of_another_feed_do_not_speak(db: asyncpg.Pool) -> None
     assert await silent_because(db) == "few_controls"
 
 
-async def test_the_senders_own_answers_and_lookups_are_not_the_feeds_voice(db: asyncpg.Pool) -> None:
-    await heard_neighbours(db, heard=0)
-    await db.execute("UPDATE provider_event SET source = 'look-up', fence = NULL WHERE event_id LIKE 'answer:1%'")
+@pytest.mark.parametrize("source", ["sender", "look-up"])
+async def test_the_senders_own_answers_and_lookups_are_not_the_feeds_voice(db: asyncpg.Pool, source: str) -> None:
+    await heard_neighbours(db)
+    await db.execute(
+        "UPDATE provider_event SET source = $1, fence = CASE $1 WHEN 'sender' THEN 1 END WHERE wire_key IN"
+        " (SELECT wire_key FROM send_log WHERE first_claimed_at > clock_timestamp() - interval '2 hours 8 minutes')",
+        source,
+    )
     assert await silent_because(db) == "silent"
 
 
+async def test_a_feed_that_never_spoke_of_a_send_of_its_class_has_no_echo(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db, heard=0)
+    await db.execute("UPDATE provider_event SET source = 'look-up'")
+    assert await silent_because(db) == "no_echo"
+
+
 async def test_neighbours_heard_of_by_message_id_only_do_not_speak(db: asyncpg.Pool) -> None:
-    await heard_neighbours(db, heard=5)
-    await event(db, None, message_id="n-5")
+    await heard_neighbours(db, heard=425)
+    for n in range(425, 475):
+        await event(db, None, message_id=f"n-{n}")
     assert await silent_because(db) == "silent"
 
 
 async def test_a_send_to_several_recipients_is_no_control(db: asyncpg.Pool) -> None:
     await heard_neighbours(db)
+    await keep_neighbours(db, range(453))
     await db.execute(
-        "UPDATE send_log SET recipient = 'ada@example.org, bob@example.org' WHERE send_key = $1", f"neighbour:{FEED}:0"
+        "UPDATE send_log SET recipient = 'ada@example.org, bob@example.org' WHERE send_key = $1",
+        f"neighbour:{FEED}:452",
     )
     assert await silent_because(db) == "few_controls"
 
@@ -177,11 +221,14 @@ async def test_case_066_a_feed_whose_newest_delivery_was_refused_releases_nothin
     assert await state(db, KEY) == "pending"
 
 
-async def test_a_class_may_ask_in_writing_for_release_after_giving_up(db: asyncpg.Pool) -> None:
-    await old_claim(db, KEY, 2 * DAY)
+@pytest.mark.parametrize(("cause", "risk"), [("timed out", 0.5), (None, 0.95)])
+async def test_a_class_may_ask_in_writing_for_release_after_giving_up(
+    db: asyncpg.Pool, cause: str | None, risk: float
+) -> None:
+    await old_claim(db, KEY, 2 * DAY, cause=cause)
     await reconcile(db, replace(RULES, on_unknown="release"))
     verdict = await db.fetchrow("SELECT reason, risk FROM verdict")
-    assert tuple(verdict) == ("gave_up", 0.95)
+    assert tuple(verdict) == ("gave_up", risk)
 
 
 # What a pass writes
@@ -248,7 +295,7 @@ async def test_a_verdict_older_than_a_minute_is_not_written(db: asyncpg.Pool) ->
     released = Verdict(Action.RELEASED, "absent", next_check_at=late)
     decided = [Decided((await row(db, KEY))["wire_key"], "claimed", fence, released, {})]
     async with db.acquire() as connection:
-        assert not await ledger.release(connection, decided, late, 1, "test")
+        assert not (await release(connection, decided, no_limit, late, 1, "test")).counts
         failed = [replace(decided[0], verdict=Verdict(Action.FAILED, "attempts"))]
         assert not await ledger.fail(connection, failed, late, 1, "test")
     assert await state(db, KEY) == "claimed"

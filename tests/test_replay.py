@@ -14,7 +14,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 from aws_server import REGION, client
-from kit import old_claim, reconcile, state
+from kit import heard_neighbours, old_claim, reconcile, state
 from receiver_app import no_fetch
 from serving import FEEDS, sample
 from test_archive import archive
@@ -231,20 +231,7 @@ async def test_s3_is_read_as_the_archive_wrote_it(aws: str, db, tmp_path: Path) 
 
 
 async def test_while_a_feed_is_filled_its_silence_releases_nothing(db) -> None:
-    for n in (3, 2, 1, -1, -2, -3):
-        key = f"neighbour-{n}"
-        fence = await old_claim(db, key, timedelta(hours=2, minutes=n))
-        await db.execute("SELECT send_confirm($1, $2, $3, '{}')", key, fence, f"m-{n}")
-        await db.execute(
-            "INSERT INTO provider_event (feed, message_id, event_id, partition_at, wire_key, kind, testimony, source)"
-            " VALUES ('mg', $2, $2, '1970-01-01Z', $1, 'delivered', 'accepted', 'http')",
-            key,
-            f"m-{n}",
-        )
-    await db.execute(
-        "INSERT INTO feed_delivery (feed, minute, outcome, n, last_at)"
-        " VALUES ('mg', date_trunc('minute', now()), 'stored', 1, now())"
-    )
+    await heard_neighbours(db)
     await old_claim(db, "lonely", timedelta(hours=2))
     async with filling(db, "mg"):
         await reconcile(db)

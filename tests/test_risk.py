@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from reconciler.history import Counts, Curve, Stratum, at_least, stratum
 from reconciler.policy import Action, FeedView, Heard, Row, Rules, Witness, decide
-from reconciler.risk import REPORTED, UNREPORTED, Burst, Cause, Recent, assess, risk_of, usual_share
+from reconciler.risk import REPORTED, UNREPORTED, Burst, Cause, Recent, assess, nearest, risk_of, usual_share
 from webhooks.event import Answer
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
-ALONE = Burst((0, 2, 10), 0.02)
+ALONE = Burst(((0, 20), (2, 100), (10, 500)), 0.02)
 """As many ambiguous neighbours as usual."""
 
 NEAR = Recent(before=10, after=10, k=0, k_late=0, longest=60.0)
@@ -102,6 +102,23 @@ def test_recent_controls_are_counted_by_what_was_heard_and_when():
     before = [(1_000.0, 10.0), (990.0, None)]
     after = [(900.0, 200.0), (890.0, 30.0), (60.0, None)]
     assert Recent.of(before, after, late_after=100.0) == Recent(before=2, after=2, k=1, k_late=2, longest=200.0)
+
+
+def test_the_nearest_25_within_five_minutes_are_recent_or_the_nearest_ten_within_the_hour():
+    a_second = [(1_000.0 - i, 9.0) for i in range(40)]
+    assert nearest(1_000.0, a_second, None) == a_second[:25]
+    half_a_minute = [(1_000.0 - 30 * i, 9.0) for i in range(40)]
+    assert nearest(1_000.0, half_a_minute, None) == half_a_minute[:11]  # the last of them is 300 s away
+    minutes = [(9_000.0 + 60 * i, 9.0) for i in range(1, 25)]
+    assert nearest(9_000.0, minutes, None) == minutes[:10]
+    quarters = [(9_000.0 + 900 * i, 9.0) for i in range(1, 25)]
+    assert nearest(9_000.0, quarters, None) == quarters[:4]  # the last of them is an hour away
+
+
+def test_controls_too_young_to_be_late_are_passed_over_for_older_ones_farther_away():
+    side = [(1_000.0 + i, None) for i in range(60)]
+    assert nearest(1_000.0, side, late_after=1_020.0) == side[20:45]
+    assert nearest(1_000.0, [(999.0, None), (90.0, 5.0)], late_after=100.0) == [(999.0, None)]
 
 
 # The figure
@@ -194,11 +211,14 @@ def test_a_feed_of_which_nothing_near_was_heard_is_silent():
 @pytest.mark.parametrize(
     ("crowd", "reason", "excess"),
     [
-        ((3, 5, 15), "", 0.0),
-        ((4, 5, 15), "burst", 0.9),
-        ((1, 8, 15), "burst", 0.75),
-        ((1, 3, 40), "burst", 0.75),
-        ((11, 11, 11), "burst", 0.0),
+        (((3, 20), (5, 100), (15, 500)), "", 0.0),
+        (((4, 20), (5, 100), (15, 500)), "burst", 0.9),
+        (((1, 20), (8, 100), (15, 500)), "burst", 0.75),
+        (((1, 20), (3, 100), (40, 500)), "burst", 0.75),
+        (((11, 20), (11, 100), (11, 500)), "burst", 0.0),
+        (((3, 9), (3, 49), (3, 249)), "burst", 0.94),  # at the log's edge fewer sends are looked at
+        (((25, 20), (0, 100), (0, 500)), "burst", 0.0),  # a stretch of time may hold more than usual
+        (((0, 0), (0, 0), (0, 0)), "", 0.0),
     ],
 )
 def test_a_crowd_of_ambiguous_sends_has_no_controls(crowd, reason, excess):
@@ -257,7 +277,7 @@ def recents(draw):
     return Recent(before, after, draw(st.integers(0, k_late)), k_late, draw(FIGURE))
 
 
-@given(FIGURE, st.sampled_from([0, 1, 500]), recents(), st.tuples(SOME, SOME, SOME), SHARE, SHARE, SHARE)
+@given(FIGURE, st.sampled_from([0, 1, 500]), recents(), st.tuples(*[st.tuples(SOME, SOME)] * 3), SHARE, SHARE, SHARE)
 def test_every_input_gets_an_answer_and_a_risk_that_is_one(age, unheard, near, crowd, share, p0, ceiling):
     found = said(history(500, unheard=unheard), near, Burst(crowd, share), age=age, p0=p0, max_risk=ceiling)
     assert 0 <= found.risk <= 1

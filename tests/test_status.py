@@ -12,7 +12,8 @@ import pytest
 from kit import claim, confirm, event, make_older, old_claim, reconcile, stored_delivery
 
 from reconciler import feeds
-from reconciler.findings import Finding, judge, roughly
+from reconciler.findings import Finding, judge
+from reconciler.units import roughly
 from reconciler.settings import Settings
 from reconciler.status import Status, read_status
 

@@ -23,7 +23,6 @@ from kit import (
 )
 
 from reconciler.policy import Rules
-from reconciler.reconcile import Policies
 from reconciler.why import Story, tell, witnesses_in_words
 
 
@@ -84,15 +83,20 @@ async def test_the_timeline_holds_each_attempt_event_and_verdict_in_order(db: as
 
 async def test_a_held_send_says_what_it_waits_for_and_until_when(db: asyncpg.Pool) -> None:
     await old_claim(db, "order:1")
-    await heard_neighbours(db, heard=4)
+    await heard_neighbours(db)
+    await db.execute("DELETE FROM provider_event WHERE message_id IN ('n-448', 'n-449', 'n-450')")
     await reconcile(db)
     story = await why(db, "order:1")
-    assert "held (silent) since" in story.standing
+    assert "held (risk) since" in story.standing
     assert story.next is not None
-    assert (story.next.action, story.next.reason) == ("held", "silent")
+    assert (story.next.action, story.next.reason) == ("held", "risk")
     assert story.next.at == (await row(db, "order:1"))["next_check_at"]
     assert story.next.missing is not None
-    assert "3 controls before and 3 after the claim, 4 of 6 heard of" in story.next.missing
+    assert story.next.silence is not None
+    risk = f"{100 * story.next.silence['risk']:.2g} %"
+    assert "the risk that it was accepted all the same is above its ceiling (max_risk)" in story.next.missing
+    assert "near it 25 answered before and 25 after it, 3 not heard of" in story.next.missing
+    assert f"risk {risk} against a ceiling of 1 % (accepted beforehand with 50 %)" in story.next.missing
     given_up_at = (await row(db, "order:1"))["submit_by"] + kit.RULES.give_up_after
     assert f"given up at {given_up_at:%Y-%m-%dT%H:%M:%SZ} (give_up_after 24h): it stays held" in story.next.missing
 
@@ -103,7 +107,8 @@ async def test_a_held_send_with_too_few_neighbours_says_how_many_there_are(db: a
     story = await why(db, "order:1")
     assert story.next is not None
     assert story.next.reason == "few_controls"
-    assert "now: 0 controls before and 0 after the claim" in str(story.next.missing)
+    assert "100 controls are missing in the history" in str(story.next.missing)
+    assert "near it 0 answered before and 0 after it" in str(story.next.missing)
 
 
 async def test_after_give_up_only_a_person_or_evidence_decides(db: asyncpg.Pool) -> None:
@@ -123,7 +128,9 @@ async def test_verdicts_show_what_their_witnesses_answered(db: asyncpg.Pool) -> 
     story = await why(db, "order:1")
     (verdict,) = [text for text in told(story) if text.startswith("verdict")]
     assert "released: absent (inferred, by test)" in verdict
-    assert "the feed's answer: absent, 3 controls before and 3 after the claim, all heard of" in verdict
+    assert "the feed's answer: absent; at the age of" in verdict
+    assert "near it 25 answered before and 25 after it, 0 not heard of, risk 0.6" in verdict
+    assert "against a ceiling of 1 % (accepted beforehand with 50 %); risk of a duplicate 0.6" in verdict
     assert story.standing.startswith("free to be sent again (absent) since")
 
 
@@ -265,7 +272,7 @@ async def test_a_paused_feed_is_named_as_what_a_send_waits_for(db: asyncpg.Pool)
 
 async def test_a_same_key_retry_is_foreseen_as_safe(db: asyncpg.Pool) -> None:
     await old_claim(db, "order:1", fingerprint="f")
-    policies = Policies(lambda _feed, _class: kit.RULES, lambda _feed: timedelta(hours=24), timedelta(days=7))
+    policies = kit.policies(key_window=timedelta(hours=24))
     story = await tell(db, policies, "order:1")
     assert story.next is not None
     assert (story.next.action, story.next.reason) == ("released", "same_key_retry")

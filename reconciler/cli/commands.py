@@ -3,7 +3,20 @@
 
 from __future__ import annotations
 
-from reconciler.cli import database, endpoints, inspect, operate, reconcile, roads, selftest, serve, trigger
+from reconciler.cli import (
+    database,
+    endpoints,
+    importing,
+    inspect,
+    operate,
+    reconcile,
+    report,
+    roads,
+    selftest,
+    serve,
+    trigger,
+    what_if,
+)
 from reconciler.cli.root import cli
 
 __all__ = ["cli"]
@@ -13,6 +26,8 @@ for command in (
     reconcile.reconcile,
     inspect.status,
     inspect.why,
+    report.report,
+    what_if.what_if,
     operate.release,
     operate.confirm,
     operate.fail,
@@ -21,6 +36,7 @@ for command in (
     roads.lookup,
     roads.replay,
     roads.backfill,
+    importing.import_,
     endpoints.endpoints,
     selftest.selftest,
     trigger.trigger,

@@ -162,6 +162,9 @@ def resume(app: App, feed: str | None, reason: str, as_json: bool) -> None:
 
     Holds are a pause, an open breaker, and the suspicion of a restored database. Without --feed it lifts what was put
     on all feeds; a hold of a single feed stays.
+
+    After a restore first bring back what the gap lacks, with replay or backfill: what is still unknown then may be sent
+    twice. Resuming accepts the database as it is, and makes all fences to come greater than any given out before.
     """
 
     async def work(connection: Connection, name: str) -> bool:

@@ -58,7 +58,7 @@ def when(at: datetime | None, now: datetime) -> str:
     """Return a time in UTC with how far it is from now."""
     if at is None:
         return "-"
-    from reconciler.findings import roughly
+    from reconciler.units import roughly
 
     return f"{iso(at)} ({roughly(now - at)} ago)" if at <= now else f"{iso(at)} (in {roughly(at - now)})"
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from .judge import broken, p_value
+from .judge import broken, budget, p_value
 from .simulation import Outcome, Simulation, Tally
 from .worlds import WORLDS
 
 HEAD = (
     f"{'world':<20} {'an hour':>8} {'claims':<9} {'ambiguous':>9} {'absent':>7} {'released':>8} {'stated':>8} "
-    f"{'actual':>6} {'p':>6} {'in time':>8} {'held':>6}"
+    f"{'actual':>6} {'p':>6} {'in time':>8} {'held':>6} {'peak/h':>6}"
 )
 
 
@@ -38,14 +38,21 @@ def line(outcome: Outcome, part: str, tally: Tally) -> str:
     return (
         f"{world.name:<20} {world.rate:>8,} {part:<9} {tally.ambiguous:>9,} {tally.absent:>7,} {tally.released:>8,} "
         f"{tally.stated:>8.2f} {tally.duplicates:>6} {p_value(tally.stated, tally.duplicates):>6.3f} {in_time} "
-        f"{tally.held:>6,}"
+        f"{tally.held:>6,}" + (f" {outcome.peak:>6,}" if part == "all" else "")
     )
+
+
+def bound(outcome: Outcome) -> str:
+    """Return what the time is compared with in which the rule could not know."""
+    hours, an_hour = outcome.learning_hours, budget(outcome.world.rate)
+    return f"  it learned for {hours:.1f} hours, in which the budget allows {an_hour * hours:,.0f} releases"
 
 
 def as_json(outcome: Outcome, failures: list[str]) -> dict[str, Any]:
     """Return all of an outcome as plain data."""
+    more = {"peak": outcome.peak, "budget": budget(outcome.world.rate), "learning_hours": outcome.learning_hours}
     told = {part: asdict(tally) | {"p": p_value(tally.stated, tally.duplicates)} for part, tally in parts(outcome)}
-    return {"world": outcome.world.name, "rate": outcome.world.rate, "broken": failures, **told}
+    return {"world": outcome.world.name, "rate": outcome.world.rate, "broken": failures, **more, **told}
 
 
 def main() -> int:
@@ -67,15 +74,17 @@ def main() -> int:
     if not asked.json:
         print(HEAD, flush=True)
     for number, world in enumerate(worlds, 1):
-        began = time.monotonic()
+        began = time.process_time()
         outcome = Simulation(world, asked.claims, asked.seed).run()
         failures = broken(outcome)
         failed += failures
         told.append(as_json(outcome, failures))
         if not asked.json:
-            print(*(line(outcome, *part) for part in parts(outcome)), *failures, sep="\n", flush=True)
-        took = time.monotonic() - began
-        print(f"{number} of {len(worlds)}: {world.name}@{world.rate}, {took:.0f} s", file=sys.stderr, flush=True)
+            told_apart = [line(outcome, *part) for part in parts(outcome)]
+            learning = [bound(outcome)] if outcome.learning.ambiguous else []
+            print(*told_apart, *learning, *failures, sep="\n", flush=True)
+        took = f"{time.process_time() - began:.0f} s of processor time"
+        print(f"{number} of {len(worlds)}: {world.name}@{world.rate}, {took}", file=sys.stderr, flush=True)
     if asked.json:
         print(json.dumps(told, indent=1))
     else:

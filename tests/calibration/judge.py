@@ -14,8 +14,9 @@ BUSY: Final = 1_000
 IN_TIME: Final = 0.99
 AT_MOST: Final = 20.0
 TIMES_ACTUAL: Final = 30
-BUDGET: Final = 0.02
-"""Releases an hour, as a share of the feed's sends, that an operator would allow; at least ten."""
+BUDGET: Final = (1_000, 20, 0.05)
+"""What the product's release budget is by default: at most so many an hour, and of the feed's sends of the last hour so
+large a share, but so few at least. The rule is judged without it."""
 
 SHARD_SHARE: Final = 0.10
 """Of the ambiguous sends of a sick shard's spells that may become duplicates. One send in ten is the shard's, and the
@@ -33,6 +34,12 @@ def p_value(stated: float, actual: int) -> float:
     return max(0.0, 1 - below)
 
 
+def budget(rate: float) -> float:
+    """Return how many releases an hour the default budget of a feed allows."""
+    most, least, share = BUDGET
+    return min(most, max(least, share * rate))
+
+
 def broken(outcome: Outcome) -> list[str]:
     """Return a sentence for each promise that the world breaks."""
     world = outcome.world
@@ -48,11 +55,13 @@ def _broken(outcome: Outcome) -> Iterator[str]:
     else:
         yield from _untrue("all", everything)
         yield from _untrue("bad spells", bad)
-    allowed = max(10.0, BUDGET * world.rate) * outcome.learning_hours
+    allowed = budget(world.rate) * outcome.learning_hours
     if outcome.learning.duplicates > allowed:
         yield f"{outcome.learning.duplicates} duplicates before it could know are more than the budget's {allowed:.0f}"
     if world.promise == "healthy":
         yield from _unhealthy(world.rate, everything)
+    if outcome.on_hold:
+        yield f"{outcome.on_hold} releases while all was to be held"
     if world.promise == "deaf" and bad.released:
         yield f"{bad.released} releases on the silence of a deaf feed"
 

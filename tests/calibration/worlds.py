@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -22,6 +23,10 @@ P_ACCEPTED: Final = (0.5, 0.95)
 """Share of ambiguous sends that were accepted: reported by the sender, and not."""
 
 CONTROL, ACCEPTED, ABSENT = 0, 1, 2
+LONGEST: Final = 24 * HOUR
+GONE: Final = HOUR
+ON_HOLD: Final = 2 * HOUR
+"""After a restore: until the operator has replayed what the provider and the archive know, and resumes."""
 
 
 @dataclass(slots=True)
@@ -87,8 +92,10 @@ class World:
     late_ambiguous: Fate | None = None
     """When the event of an accepted ambiguous send is stored, in and out of spells."""
     promise: Literal["", "healthy", "deaf"] = ""
-    """Beside the one that holds everywhere: healthy feeds state little and are quick, deaf ones release nothing."""
+    """Beside those that hold everywhere: healthy feeds state little and are quick, deaf ones release nothing."""
     exception: Literal["", "learning", "shard"] = ""
+    restored: bool = False
+    """At the end of each spell the database goes back to that moment, GONE later, and all is held for ON_HOLD more."""
 
 
 @dataclass(slots=True)
@@ -103,6 +110,26 @@ class Sends:
     unreported: bytearray = field(default_factory=bytearray)
     claims_end: int = 0
     """Where the claims that count end; the sends after them are there for the last ones to have neighbours."""
+    holds: list[tuple[float, float]] = field(default_factory=list)
+    """When a database that went back had all releases held."""
+
+    def on_hold(self, now: float) -> bool:
+        """Whether all releases are held; what was decided between a backup and its restore is forgotten too."""
+        place = bisect_right(self.holds, (now, math.inf))
+        return place > 0 and now < self.holds[place - 1][1]
+
+    def go_back(self, backup: float) -> float:
+        """Lose what happened after a backup, and return when all goes on.
+
+        Sends of that time are gone from the log; events of older ones are replayed before the operator resumes. While
+        all is held nothing is claimed either.
+        """
+        restored, resumed = backup + GONE, backup + GONE + ON_HOLD
+        for i in range(bisect_left(self.at, backup - LONGEST), len(self.at)):
+            if backup < self.at[i] + self.lag[i] < restored:
+                self.lag[i] = resumed - self.at[i]
+        self.holds.append((backup, resumed))
+        return resumed
 
 
 def coming_spells(world: World, random: Random, first: float) -> Iterator[Spell]:
@@ -127,12 +154,15 @@ def sends(world: World, random: Random, claims: int) -> Sends:
     coming = coming_spells(world, random, first)
     spell = next(coming)
     a_second = world.rate / HOUR
-    now, found, roll, until = 0.0, 0, random.random, math.inf
+    now, found, roll, until, backup = 0.0, 0, random.random, math.inf, 0.0
     while now < until:
         now += random.expovariate(a_second)
         if found == claims and until == math.inf:
             made.claims_end, until = len(made.at), now + min(2.0, 20_000 / world.rate) * HOUR
         while now >= spell.end:
+            if world.restored and spell.end > backup:
+                backup = spell.end
+                now = max(now, made.go_back(backup))
             spell = next(coming)
         inside = now >= spell.start and (world.shard == 1.0 or roll() < world.shard)
         which = 0
@@ -206,6 +236,11 @@ def some_late(random: Random, at: float, spell: Spell, ambiguous: bool) -> float
     return random.uniform(1, 5) * HOUR if random.random() < 0.3 else 0.0
 
 
+def well(random: Random, at: float, spell: Spell, ambiguous: bool) -> float:
+    """Nothing ails the events."""
+    return 0.0
+
+
 # The worlds
 
 DOMAINS: Final = (
@@ -227,6 +262,9 @@ def _worlds() -> Iterator[World]:
         yield World("only ambiguous late", rate, late_ambiguous=some_late, exception="learning")
     for rate in (10, 1_000):
         yield from _partly_ill_worlds(rate)
+    before_a_backup = Spells((1 / 3, 1 / 2), 24.0)
+    for rate in (10, 1_000):
+        yield World("restored", rate, fate=well, spells=before_a_backup, ambiguous=0.1, restored=True)
     yield World("never echoing", 1_000, groups=(Group(1.0, lost=1.0, bad=True),), promise="deaf")
 
 

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""(d) What risk costs a pass: claims of which nothing was heard, judged with their feed's silence and without it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final
+
+from benchmarks import backlog_sql as sql
+from benchmarks.backlog import RULES, policies
+from benchmarks.stand import Result, Scale, compare, connected, copied_database, say
+from reconciler import migrate
+from reconciler.limits import Limit
+from reconciler.postgres import EmbeddedPostgres
+from reconciler.reconcile import run_pass
+from webhooks.database import connect_pool
+
+CLAIMS: Final = 200_000
+OTHERS: Final = 2_000_000
+FEEDS: Final = 20
+LIMIT: Final = Limit(count=0, share=0.0, canary=1.0, awaited=timedelta(0))
+
+
+async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
+    """Compare a pass that judges silent claims with one over the same claims whose feeds have delivered nothing.
+
+    Both read every row, its evidence and its feed, and hold every claim with a verdict; neither releases.
+    """
+    claims, others = scale.of(CLAIMS), scale.of(OTHERS)
+    await _prepare(embedded, claims, others)
+
+    async def judged() -> float:
+        return claims / await timed(embedded, claims, feeds_speak=True)
+
+    async def unjudged() -> float:
+        return claims / await timed(embedded, claims, feeds_speak=False)
+
+    name = f"(d) pass over {claims:,} silent claims in {FEEDS} feeds, with risk to without"
+    return [await compare(name, "claims/s", 1 / 1.3, judged, unjudged, scale.rounds)]
+
+
+async def _prepare(embedded: EmbeddedPostgres, claims: int, others: int) -> None:
+    begun = time.perf_counter()
+    async with connected(embedded.dsn()) as connection:
+        await connection.execute("CREATE DATABASE silence")
+    await migrate.migrate(embedded.dsn("silence"))
+    async with connected(embedded.dsn("silence")) as connection:
+        await connection.execute(sql.MAKE_MONTHS)
+        await connection.execute(sql.FILL_SENT, others, FEEDS)
+        await connection.execute(sql.FILL_CLAIMED, claims, FEEDS)
+        await connection.execute(sql.FILL_EVENTS)
+        await connection.execute(sql.SILENCE_CLAIMS)
+        await connection.execute("VACUUM (ANALYZE, FREEZE)")
+        await connection.execute("CHECKPOINT")
+    say(f"    {claims:,} silent claims beside {others:,} sends prepared in {time.perf_counter() - begun:.0f} s")
+
+
+async def timed(embedded: EmbeddedPostgres, claims: int, *, feeds_speak: bool) -> float:
+    """Run one pass over the prepared claims, in a copy, and return its seconds."""
+    async with copied_database(embedded, "round", "silence") as dsn:
+        async with connected(dsn) as connection:
+            await connection.execute(sql.OUTCOMES_ARE_UP_TO_DATE)
+            if feeds_speak:
+                await connection.execute(sql.FILL_DELIVERIES, FEEDS)
+        pool = await connect_pool(dsn, size=2, application="benchmarks")
+        try:
+            begun = time.perf_counter()
+            report = await run_pass(pool, policies(replace(RULES, max_risk=0.0), LIMIT), who="benchmarks")
+            seconds = time.perf_counter() - begun
+        finally:
+            await pool.close()
+    silent, held = report.counts["held:silent"], sum(n for name, n in report.counts.items() if name.startswith("held:"))
+    if held != claims or (silent == claims) == feeds_speak:
+        raise SystemExit(f"of {claims} claims {held} were held, {silent} of them unjudged")
+    return seconds

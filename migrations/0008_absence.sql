@@ -1,0 +1,35 @@
+-- What absence is measured with: the sends, controls and ambiguous sends of a feed by time, and what was released when.
+
+-- Recent controls and their history are taken within a message class.
+DROP INDEX send_log_controls;
+CREATE INDEX send_log_controls ON send_log (feed, message_class, first_claimed_at)
+    WHERE answered_at IS NOT NULL AND attempt = 1;
+-- How dense the sends of a feed lie.
+CREATE INDEX send_log_claims ON send_log (feed, claimed_at) WHERE claimed_at IS NOT NULL;
+-- Sends with an attempt of which nobody got the answer, whatever became of them later.
+CREATE INDEX send_log_ambiguous ON send_log (feed, claimed_at) INCLUDE (submit_by)
+    WHERE claimed_at IS NOT NULL AND attempt - not_sent_attempts > (answered_at IS NOT NULL)::int
+      AND (state <> 'failed' OR verdict_source <> 'sender');
+-- Those of them that a provider proved accepted, in the order of the proof.
+CREATE INDEX send_log_proved ON send_log (feed, sent_at)
+    WHERE state = 'sent' AND answered_at IS NULL AND verdict_source IN ('feed', 'look-up');
+
+CREATE OR REPLACE VIEW control AS
+SELECT wire_key, feed, first_claimed_at, message_class, recipient_key FROM send_log
+WHERE answered_at IS NOT NULL AND attempt = 1 AND (recipient IS NULL OR recipient_key IS NOT NULL);
+
+CREATE VIEW ambiguous AS
+SELECT wire_key, feed, message_class, recipient_key, claimed_at, submit_by, cause, state, verdict_source, attempt,
+       not_sent_attempts
+FROM send_log
+WHERE claimed_at IS NOT NULL AND attempt - not_sent_attempts > (answered_at IS NOT NULL)::int
+  AND (state <> 'failed' OR verdict_source <> 'sender');
+
+-- Releases that may duplicate, for the hourly budget: the verdicts themselves are counted.
+CREATE INDEX verdict_released ON verdict (feed, decided_at)
+    WHERE action = 'released' AND reason IN ('absent', 'looked_up', 'gave_up');
+-- A person who resumes a feed grants it a new budget.
+ALTER TABLE feed_state DROP COLUMN budget_hour, DROP COLUMN budget_used, ADD COLUMN resumed_at timestamptz;
+
+-- What passes decide of feeds in shadow mode: recorded, and never acted on.
+CREATE TABLE shadow_verdict (LIKE verdict INCLUDING DEFAULTS INCLUDING IDENTITY INCLUDING CONSTRAINTS INCLUDING INDEXES);

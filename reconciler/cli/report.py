@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`reconciler report duplicates|vanished|unknown`: what no single send shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from reconciler.cli.roads import time_text
+from reconciler.cli.root import App, Command, Root, feed_text, json_option, operator
+from reconciler.cli.text import say, say_json, say_table
+from reconciler.errors import UserError
+
+if TYPE_CHECKING:
+    from reconciler.reports import RecordedDuplicate, UnknownEvents, Vanished
+    from webhooks.database import BoundedPool
+
+MOST_ROWS: Final = 50
+"""Duplicates that are printed for people; --json prints more."""
+RUN: Final = 1000
+"""Sends of a feed in each part of the time that `vanished` looks at: a person may wait, a status may not."""
+
+feed_option = click.option("--feed", metavar="FEED", callback=feed_text, help="Only this feed. Default: all.")
+
+
+def since_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option that says how far back a report looks."""
+    text = "2026-11-02T08:00:00Z, or 36h (ago)."
+    return click.option("--since", metavar="TIME", default=default, show_default=True, callback=time_text, help=text)
+
+
+def older_text(_context: click.Context, _parameter: click.Parameter, value: str) -> timedelta:
+    """Read an age."""
+    from reconciler.units import parse_duration
+
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.group(cls=Root)
+def report() -> None:
+    """Show duplicates, vanished sends, and events of nobody."""
+
+
+@report.command(cls=Command, epilog="Example: reconciler report duplicates --since 7d")
+@since_option("7d")
+@click.option("--look", is_flag=True, help="First look at every send given out again since then, and record.")
+@feed_option
+@json_option
+@click.pass_obj
+def duplicates(app: App, since: datetime, look: bool, feed: str | None, as_json: bool) -> None:
+    """List sends that were accepted twice, or may have been.
+
+    duplicate: two attempts were accepted, or one kind of id names two messages for the same recipient. ids_differ: a
+    send that was given out again has several message ids, which proves nothing yet. The daemon looks every minute and
+    records each once; a duplicate stops the feed's releases until reconciler resume.
+    """
+    from reconciler.duplicates import look_at_retries
+    from reconciler.reports import recorded_duplicates
+
+    async def work(pool: BoundedPool) -> list[RecordedDuplicate]:
+        async with pool.acquire() as connection:
+            if feed:
+                await app.check_feed(connection, feed)
+            if look:
+                await look_at_retries(connection, since, operator())
+            return await recorded_duplicates(connection, since, feed)
+
+    found = app.with_database(work, create=False)
+    if as_json:
+        say_json(found)
+    else:
+        _say_duplicates(found)
+
+
+def _say_duplicates(found: list[RecordedDuplicate]) -> None:
+    if not found:
+        say("no duplicate is recorded")
+        return
+    say_table(
+        ("FOUND", "SORT", "BECAUSE", "FEED", "SEND KEY", "WIRE KEY"),
+        [(d.found_at, d.sort, d.because, d.feed, d.send_key, d.wire_key) for d in found[:MOST_ROWS]],
+    )
+    if len(found) > MOST_ROWS:
+        say(f"... and {len(found) - MOST_ROWS} more: see --json")
+    say("reconciler why KEY tells on what grounds it was sent again; then reconciler resume --feed F --reason TEXT")
+
+
+@report.command(cls=Command, epilog="Example: reconciler report vanished --feed mailgun-eu --older 12h")
+@since_option("24h")
+@click.option("--older", metavar="AGE", default="6h", show_default=True, callback=older_text, help="Only older sends.")
+@feed_option
+@json_option
+@click.pass_obj
+def vanished(app: App, since: datetime, older: timedelta, feed: str | None, as_json: bool) -> None:
+    """Count answered sends of which nothing was ever heard.
+
+    Only those count as vanished whose neighbours were heard of: at least four of the six nearest on the feed, three on
+    each side within an hour. A busy feed is sampled, at most 24,000 sends. The feed's grace counts where it is longer
+    than --older. Nothing is ever sent again because of this.
+    """
+    from reconciler.reports import database_clock, old_enough, vanished_sends
+
+    async def work(pool: BoundedPool) -> list[Vanished]:
+        async with pool.acquire() as connection:
+            if feed:
+                await app.check_feed(connection, feed)
+            until = old_enough(
+                app.settings, [feed] if feed else app.settings.feeds, await database_clock(connection), older
+            )
+            if until and all(at <= since for at in until.values()):
+                raise UserError("--since lies after --older, or after the feed's grace: look further back")
+            return await vanished_sends(connection, until, since, RUN)
+
+    found = app.with_database(work, create=False)
+    if as_json:
+        say_json([{**asdict(group), "share": group.share} for group in found])
+    else:
+        _say_vanished(found)
+
+
+def _say_vanished(found: list[Vanished]) -> None:
+    if not found:
+        say("no answered send is old enough: see --since and --older")
+        return
+    say_table(
+        ("FEED", "CLASS", "SENDS", "UNHEARD", "VANISHED", "SHARE", "SOME OF THEM"),
+        [
+            (v.feed, v.message_class, v.sends, v.unheard, v.vanished, f"{v.share:.1%}", ", ".join(v.wire_keys) or None)
+            for v in found
+        ],
+    )
+    say("vanished ones: does that class carry the stamp? then ask the provider, by message id (reconciler why KEY)")
+
+
+@report.command(cls=Command, epilog="Example: reconciler report unknown --since 24h")
+@since_option("24h")
+@feed_option
+@json_option
+@click.pass_obj
+def unknown(app: App, since: datetime, feed: str | None, as_json: bool) -> None:
+    """Count events whose key no send has, or that bear none.
+
+    Events without a key whose message id a send has are not counted: they are joined by it. At most 100,000 events are
+    looked at.
+    """
+    from reconciler.reports import unknown_events
+
+    async def work(pool: BoundedPool) -> UnknownEvents:
+        async with pool.acquire() as connection:
+            if feed:
+                await app.check_feed(connection, feed)
+            return await unknown_events(connection, since, feed)
+
+    found = app.with_database(work, create=False)
+    if as_json:
+        say_json(found)
+    else:
+        _say_unknown(found)
+
+
+def _say_unknown(found: UnknownEvents) -> None:
+    if not found.groups:
+        say(f"all {found.looked_at} events belong to a send")
+        return
+    say_table(
+        ("FEED", "KEY", "KIND", "EVENTS", "NEWEST", "FOR EXAMPLE"),
+        [(u.feed, u.key, u.kind, u.events, u.newest, ", ".join(u.examples)) for u in found.groups],
+    )
+    say(
+        f"of {found.looked_at} events; key unknown: another installation's (see reconciler migrate --namespace), or its"
+    )
+    say("row is gone; key none: sent without the stamp (see reconciler stamp)")

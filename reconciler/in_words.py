@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What verdicts, witnesses and figures of risk mean, in sentences for a person. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from reconciler.units import roughly
+
+WORDS: Final = {
+    "sent": "a provider said that it was accepted: the next pass makes it sent",
+    "failed:rejected": "a provider rejected it: the next pass makes it failed",
+    "failed:expired": "its expires_at has passed and nothing proves acceptance: the next look makes it failed",
+    "failed:attempts": "nothing was heard of it and no attempt is left: the next look makes it failed",
+    "failed": "its class gives up on unknown sends: the next look makes it failed",
+    "released:same_key_retry": "the provider keeps its key, so it can be sent again safely: the next look releases it",
+    "released:gave_up": "nobody could tell, and its class gives up by releasing: the next look does, risking two",
+    "released": "a witness can tell that it was not accepted: the next look releases it",
+    "waiting:submitting": "its sender may still submit it until {submit_by}; nothing is judged before",
+    "waiting:backoff": "waits until {until}, then it is released to be sent again with the same key",
+    "waiting:grace": "silence is not judged before {until}; an event until then decides",
+    "waiting:told_again": (
+        'waits for the application to claim it again (nobody tells it yet: see README, "Send again")'
+    ),
+    "waiting": "waits for the application to claim it",
+    "held": "nothing decides it yet; it is looked at again and again, less often as it ages",
+}
+"""What a verdict means for the send that it is about, by action and reason, else by action."""
+
+WAITS_FOR: Final = {
+    "paused": "an operator paused its feed (or all): it waits for reconciler resume",
+    "breaker": "its feed's breaker is open (reconciler status says why): it waits for reconciler resume",
+    "suspect": "the database may have gone back in time: it waits for reconciler resume",
+    "rejection": "it was rejected, but another attempt may have been accepted: it waits for a witness of absence",
+    "unknown_event": "a provider spoke of it without saying whether it was accepted: a clearer event decides, or you",
+    "refused": "the feed's newest delivery was refused: see reconciler status, then put right the feed's secrets",
+    "few_controls": (
+        "100 answered sends behind it and 3 before and after it within an hour, of its class or feed, would show how "
+        "far its feed's silence can be trusted"
+    ),
+    "risk": "the risk that it was accepted all the same is above its ceiling (max_risk): it falls with age",
+    "burst": "so many sends around it are ambiguous too that a fault is likely for which no answered send speaks",
+    "no_echo": "the feed never spoke of an answered send of its class: look whether that is stamped (selftest)",
+    "budget": "its feed released all that its budget allows an hour: see reconciler status",
+    "canary": "others were released first, and their evidence is awaited",
+    "look_up": "its rules want the provider's API to be asked first, and that has not answered yet",
+    "queue": "its feed's queue can't be read: see reconciler status, and the log line queue_failed",
+    "filling": "a replay or back-fill of its feed is running; its silence counts again once that has ended",
+    "silent": "its feed does not tell of the sends around it either, so that silence proves nothing",
+}
+
+
+def witnesses_in_words(witnesses: Mapping[str, Any]) -> str:
+    """Return what the witnesses of a verdict answered, as a sentence; nothing where none was asked."""
+    parts = []
+    for name, who in (("feed", "the feed"), ("look_up", "the provider's API")):
+        if said := witnesses.get(name):
+            because = f" ({said['reason']})" if said["reason"] not in ("", said["answer"]) else ""
+            parts.append(f"{who}'s answer: {said['answer']}{because}")
+    return ", ".join(parts)
+
+
+def silence_in_words(inputs: Mapping[str, Any]) -> str:
+    """Return what a feed's silence about a send is worth, from what `Assessment.stored` keeps."""
+    history, recent, proved = inputs["history"], inputs["recent"], inputs["ambiguous"]
+    words = [f"at the age of {roughly(timedelta(seconds=inputs['age']))}"]
+    if history["n"]:
+        words.append(f"{history['k']} of {history['n']} answered sends had not been heard of")
+    if history["missing"]:
+        words.append(f"{history['missing']} controls are missing in the history")
+    if proved["n"]:
+        words.append(f"{proved['k']} of {proved['n']} ambiguous ones that were accepted had not")
+    near = f"{recent['before']} answered before and {recent['after']} after it"
+    words.append(f"near it {near}" + (f", {recent['k']} not heard of" if recent["n"] else ""))
+    if inputs["burst"]["excess"]:
+        words.append("many sends beside it are ambiguous too")
+    words.append(
+        f"risk {percent(inputs['risk'])} against a ceiling of {percent(inputs['max_risk'])} (accepted beforehand with "
+        f"{percent(inputs['p0'])})"
+    )
+    return ", ".join(words)
+
+
+ALMOST_ONE: Final = 0.995
+
+
+def percent(share: float) -> str:
+    """Return a probability with two digits that count."""
+    return f"{100 * share:.2g} %" if share < ALMOST_ONE else "100 %"

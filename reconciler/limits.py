@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much may be released at once: the blast radius of a rule that is wrong. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+from reconciler.policy import Action, Verdict
+
+LIMITED: Final = ("absent", "looked_up", "gave_up")
+"""Reasons of the releases that may duplicate. Those with the same key may not, by the provider's promise."""
+
+LEAST_BUDGET: Final = 20
+"""So many releases an hour are allowed whatever the share, unless `count` is less."""
+
+LEAST_CANARY: Final = 10
+"""So many releases are allowed before the evidence of any was awaited."""
+
+LOOK_AGAIN: Final = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much the owner of a feed lets passes release."""
+
+    count: int
+    """Releases an hour."""
+    share: float
+    """Releases an hour as a share of the feed's claims of that hour, 0 to 1."""
+    canary: float
+    """Share of many that is released first, above 0 to 1; the rest after the first ones' evidence was awaited."""
+    awaited: timedelta
+    """How long the evidence of a release is awaited."""
+
+    @property
+    def claims_that_count(self) -> int:
+        """How many claims of an hour need to be counted: with more of them `count` decides."""
+        return math.ceil(self.count / self.share) if self.share else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What was released on a feed."""
+
+    last_hour: int
+    claims: int
+    """Claims of the last hour, at most `Limit.claims_that_count`."""
+    unproved: int
+    """Releases whose evidence is still awaited."""
+    proved: int
+    """Releases of the last day, at most a thousand, whose evidence was awaited, since one of them was found wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """How many of the wanted releases may be done now, and why the others may not."""
+
+    n: int
+    otherwise: Literal["budget", "canary"]
+
+
+def allowance(limit: Limit, usage: Usage, wanted: int) -> Allowance:
+    """Return how many of the wanted releases of a feed may be done now."""
+    budget = min(limit.count, max(LEAST_BUDGET, math.floor(limit.share * usage.claims))) - usage.last_hour
+    if limit.canary >= 1:
+        return Allowance(max(0, budget), "budget")
+    first = max(LEAST_CANARY, math.ceil(limit.canary * wanted), math.floor(usage.proved / limit.canary))
+    canary = first - usage.unproved
+    if canary < budget:
+        return Allowance(max(0, canary), "canary")
+    return Allowance(max(0, budget), "budget")
+
+
+def held_instead(release: Verdict, reason: Literal["budget", "canary"], now: datetime) -> Verdict:
+    """Return what becomes of a release that is not allowed now."""
+    return replace(release, action=Action.HELD, reason=reason, next_check_at=now + LOOK_AGAIN)

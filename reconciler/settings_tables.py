@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of the settings file: names, meanings, defaults, and the checks of single values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from reconciler.settings_values import (
+    CONTEXT,
+    DatabaseUrl,
+    Duration,
+    FeedSecret,
+    HttpUrl,
+    Number,
+    OneOrMany,
+    RelativePath,
+    S3Url,
+    Secret,
+    Size,
+    Tolerance,
+    Topic,
+    Whole,
+)
+
+
+class Section(BaseModel):
+    """One table: frozen, and a name that it does not know is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+def default_data_dir(environ: Mapping[str, str]) -> Path:
+    """Return the XDG data home's `esp-reconciler`, or a folder in the current directory where there is no home."""
+    data_home = environ.get("XDG_DATA_HOME", "")
+    if data_home.startswith("/"):
+        return Path(data_home) / "esp-reconciler"
+    home = environ.get("HOME")
+    return Path(home) / ".local/share/esp-reconciler" if home else Path("esp-reconciler-data")
+
+
+class DatabaseSettings(Section):
+    """The PostgreSQL to use. Without `url` an embedded one keeps its files in `data_dir`."""
+
+    url: DatabaseUrl | None = Field(default=None, repr=False)
+    direct_url: DatabaseUrl | None = Field(default=None, repr=False)
+    """For migrations and LISTEN, where `url` leads through a transaction pooler."""
+    data_dir: RelativePath = Field(default_factory=lambda: default_data_dir(CONTEXT.get().environ))
+    pool_min_size: Whole = Field(default=1, ge=0, le=1000)
+    pool_max_size: Whole = Field(default=10, ge=1, le=1000)
+
+
+class ReceiverSettings(Section):
+    """The HTTP side."""
+
+    host: str = "127.0.0.1"
+    port: Whole = Field(default=8080, ge=0, le=65535)
+    public_url: HttpUrl | None = None
+    """What providers see, without the path."""
+    max_body: Size = Field(default=25_000_000, ge=1000)
+    """Greatest body of a delivery, in bytes after inflation."""
+    queue_events: Whole = Field(default=20_000, ge=1)
+    """Events that may wait for the database before deliveries are put off."""
+    queue_bytes: Size = Field(default=64_000_000, ge=1000)
+
+    @field_validator("public_url")
+    @classmethod
+    def _without_slash(cls, url: str | None) -> str | None:
+        return url.rstrip("/") if url else url
+
+
+class RuleSettings(Section):
+    """The rules of release. A feed's or class's own ones count only where they were written (`Settings.rules_for`)."""
+
+    grace: Duration = timedelta(minutes=15)
+    """How long after `submit_by` silence is not yet judged."""
+    give_up_after: Duration = timedelta(hours=24)
+    max_risk: Number = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
+    """Greatest acceptable probability that a release duplicates a message."""
+    max_attempts: Whole = Field(default=5, ge=1)
+    submit_within: Duration = Field(default=timedelta(seconds=60), gt=timedelta(0))
+    """How long a claimant may take to submit, from its claim."""
+    same_key_retry: bool = True
+    retry_backoff: Duration = timedelta(seconds=30)
+    late_window: Duration = timedelta(days=7)
+    """How long evidence is still looked for after a failure."""
+    on_unknown: Literal["hold", "fail", "release"] = "hold"
+    """What becomes of a send that nobody could testify of until `give_up_after`."""
+    stress: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """How many times more than answered sends ambiguous ones are missed by the feed; None: learned, 3 at first."""
+    prior_floor: Number = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    """Least probability that an ambiguous send was accepted, before anybody listened. At least 0.5 or 0.95."""
+    look_up: Literal["before_release", "silent", "never"] = "silent"
+    """When the provider's API is asked about a send: before each release, only where its feed can't tell, or never."""
+
+
+class FeedRuleSettings(RuleSettings):
+    """Rules that hold for a whole feed, or for all feeds."""
+
+    mode: Literal["live", "shadow"] = "live"
+    """`shadow`: passes decide and record what they would do, and change nothing."""
+    release_budget: Whole = Field(default=1000, ge=0)
+    """Greatest number of releases an hour, same-key retries not counted."""
+    release_share: Number = Field(default=0.2, ge=0, le=1, allow_inf_nan=False)
+    """Releases an hour as the greatest share of the feed's claims of that hour; 20 are always allowed."""
+    canary_share: Number = Field(default=0.1, gt=0, le=1, allow_inf_nan=False)
+    """Share of many that is released first; the rest after a grace in which nothing was heard of these. 1: all."""
+    look_up_budget: Whole = Field(default=60, ge=0)
+    """Greatest number of questions to the provider's API a minute."""
+
+
+class FeedSettings(FeedRuleSettings):
+    """One configured source of provider events."""
+
+    provider: str
+    secrets: OneOrMany[FeedSecret] = Field(default=(), repr=False)
+    tolerance: Tolerance = None
+    """Greatest age of a signed timestamp, or "off"; None: the provider's default."""
+    signed_url: HttpUrl | None = None
+    topics: OneOrMany[Topic] = ()
+    certificates: RelativePath | None = None
+    queue_url: HttpUrl | None = None
+    """An SQS queue that is consumed instead of, or beside, HTTP."""
+    queue_consumers: Whole = Field(default=1, ge=1, le=32)
+    """How many loops take messages from it."""
+    region: str | None = None
+    """AWS region; without it, that of the queue or topic."""
+    endpoint_url: HttpUrl | None = None
+    api_key: Secret = Field(default="", repr=False)
+    """What this provider's API is asked with."""
+    api_secret: Secret = Field(default="", repr=False)
+    """The second half of a credential that has two."""
+    api_url: HttpUrl | None = None
+    api_scope: str = ""
+    """The part of the account that is asked: a domain, a message stream, a project; see `reconciler providers NAME`."""
+
+    @field_validator("provider")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        known = CONTEXT.get().providers
+        if known is not None and name not in known:
+            close = get_close_matches(name, known, n=1)
+            advice = f'; did you mean "{close[0]}"?' if close else f": there is {', '.join(sorted(known))}"
+            raise ValueError(f'names no provider that exists, "{name}"{advice}')
+        return name
+
+
+class ClassSettings(RuleSettings):
+    """What holds for one message class."""
+
+    failover: bool = False
+    """Whether a retry may go to another feed once each feed with an attempt out says ABSENT."""
+
+
+class ReconcileSettings(Section):
+    """The scheduler of passes."""
+
+    every: Duration = Field(default=timedelta(seconds=15), gt=timedelta(0))
+
+
+class ArchiveSettings(Section):
+    """Where raw deliveries are kept, if anywhere."""
+
+    url: S3Url | None = None
+    """`s3://bucket/prefix`; none: nothing is archived."""
+    region: str | None = None
+    endpoint_url: HttpUrl | None = None
+    every: Duration = Field(default=timedelta(seconds=60), gt=timedelta(0))
+    """How long deliveries are collected before they go to S3 as one file."""
+    spool: RelativePath | None = None
+    """Where they wait for S3; without it, `archive` in `database.data_dir`."""
+    spool_max: Size = Field(default=1_000_000_000, ge=1000)
+    """Bytes that may wait there while S3 is away; then the oldest file is dropped, and counted."""
+
+
+class LogSettings(Section):
+    """What is logged, and how. `auto`: for people on a terminal, else JSON."""
+
+    format: Literal["auto", "json", "console"] = "auto"
+    level: Literal["debug", "info", "warning", "error", "critical"] = "info"

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a feed's history, and the sends around a claim, say of its silence about that claim. Pure.
+
+Times are seconds since 1970 by the database's clock; ages and lags are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from reconciler.history import SMALL, Curve, Stratum, stratum
+from reconciler.risk import MOST, REPORTED, UNREPORTED, Assessment, Burst, Cause, Recent, assess, nearest
+
+BUCKET: Final = 60.0
+"""Claims of one stratum and minute share their recent controls."""
+
+
+class Sighting(NamedTuple):
+    """A send that was accepted for certain, and how long its feed took to speak of it; None: not yet."""
+
+    at: float
+    lag: float | None
+    domain: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An ambiguous send of which nothing was heard."""
+
+    wire_key: str
+    feed: str
+    message_class: str
+    domain: str | None
+    """The recipient's; None where it is unknown."""
+    claimed_at: float
+    age: float
+    """Since `submit_by`."""
+    reported: bool
+    """Whether its sender said that the call failed."""
+
+
+class Density(NamedTuple):
+    """For each size of crowd how far half of it reaches from a moment, and how many sends that are."""
+
+    back: Sequence[tuple[float, int]]
+    forth: Sequence[tuple[float, int]]
+
+
+def slot(at: float) -> int:
+    """Return in which five minutes a moment lies: sends lie equally dense for so long."""
+    return int(at // 300)
+
+
+@dataclass(slots=True)
+class FeedHistory:
+    """What is known of a feed from the sends that are behind it, as of one moment."""
+
+    feed: str
+    at: float
+    by_domain: bool
+    """Whether its first event comes from the recipient's server, so that domains differ."""
+    controls: Mapping[str, Sequence[Sighting]] = field(default_factory=dict)
+    """A sample by message class."""
+    proved: Mapping[str, Sequence[Sighting]] = field(default_factory=dict)
+    """Ambiguous sends that were proved accepted, by message class."""
+    share: float = 0.0
+    """How large a part of its sends is usually ambiguous."""
+    causes: Mapping[bool, Cause] = field(default_factory=dict)
+    """Priors, by whether the sender reported the failure."""
+    density: dict[int, Density] = field(default_factory=dict)
+    """How dense its sends lay, by slot, as far as that was asked."""
+    heard: dict[str, float] = field(default_factory=dict)
+    """When it first spoke of controls, by wire key, of those that were asked about lately."""
+    _counts: dict[Stratum, int] = field(default_factory=dict)
+    _strata: dict[tuple[str, str | None], Stratum] = field(default_factory=dict)
+    _curves: dict[tuple[Stratum, str], Curve] = field(default_factory=dict)
+
+    def prior(self, *, reported: bool) -> float:
+        """Return p0 of an ambiguous send."""
+        return self.causes.get(reported, REPORTED if reported else UNREPORTED).p0()
+
+    def stratum_of(self, message_class: str, domain: str | None) -> Stratum:
+        """Return where history and recent controls of a send are taken."""
+        key = (message_class, domain if self.by_domain else None)
+        if key not in self._strata:
+            self._strata[key] = stratum(self._count(), self.feed, *key)
+        return self._strata[key]
+
+    def _count(self) -> dict[Stratum, int]:
+        if not self._counts:
+            for message_class, sightings in self.controls.items():
+                for sighting in sightings:
+                    key = Stratum(self.feed, message_class, sighting.domain if self.by_domain else None)
+                    self._counts[key] = self._counts.get(key, 0) + 1
+        return self._counts
+
+    def curve(self, of: Stratum, message_class: str) -> Curve:
+        """Return the lags of a stratum, for a claim of this class."""
+        key = (of, message_class)
+        if key not in self._curves:
+            controls, proved = list(self.chosen(self.controls, of)), list(self.chosen(self.proved, of))
+            own = self.controls.get(message_class)
+            self._curves[key] = Curve.of(
+                [self.at - seen.at for seen in controls],
+                [seen.lag for seen in controls],
+                [self.at - seen.at for seen in proved],
+                [seen.lag for seen in proved],
+                class_ever_heard=any(seen.lag is not None for seen in own) if own else None,
+            )
+        return self._curves[key]
+
+    def chosen(self, sightings: Mapping[str, Sequence[Sighting]], of: Stratum) -> Iterable[Sighting]:
+        """Return those sightings, by class, that belong to a stratum."""
+        classes = sightings.values() if of.message_class is None else [sightings.get(of.message_class, ())]
+        return (seen for of_class in classes for seen in of_class if self.belongs(seen.domain, of))
+
+    def belongs(self, domain: str | None, of: Stratum) -> bool:
+        """Say whether a recipient's domain belongs to a stratum of which the class is known to fit."""
+        if of.domain is None:
+            return True
+        if of.domain != SMALL:
+            return domain == of.domain
+        return self.stratum_of(of.message_class or "", domain) == of
+
+    def classes(self, of: Stratum) -> Sequence[str]:
+        """Return the message classes whose controls a stratum holds."""
+        return sorted(self.controls) if of.message_class is None else [of.message_class]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The claims of one stratum and minute, oldest first."""
+
+    stratum: Stratum
+    claims: Sequence[Claim]
+
+    @property
+    def oldest(self) -> float:
+        """When the first of them was claimed.
+
+        Controls before it, and after the last, are those of all: a spell that begins or ends within the minute then
+        lies on one side.
+        """
+        return self.claims[0].claimed_at
+
+    @property
+    def youngest(self) -> float:
+        """When the last of them was claimed."""
+        return self.claims[-1].claimed_at
+
+
+def buckets(claims: Iterable[Claim], histories: Mapping[str, FeedHistory]) -> list[Bucket]:
+    """Return claims by stratum and minute."""
+    found: dict[tuple[Stratum, int], list[Claim]] = {}
+    for claim in sorted(claims, key=lambda claim: claim.claimed_at):
+        of = histories[claim.feed].stratum_of(claim.message_class, claim.domain)
+        found.setdefault((of, int(claim.claimed_at // BUCKET)), []).append(claim)
+    return [Bucket(of, own) for (of, _), own in found.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """How dense the sends of a feed lie around a claim, and when its ambiguous ones were."""
+
+    density: Density
+    ambiguous: Sequence[float]
+    """Times of the feed's ambiguous sends, sorted; at least those within reach, the claim's own among them."""
+
+    def around(self, at: float, share: float) -> Burst:
+        """Count those beside the ambiguous send that was claimed then."""
+        pairs = []
+        for (back, sends_before), (forth, sends_after) in zip(*self.density, strict=True):
+            found = bisect_right(self.ambiguous, at + forth) - bisect_left(self.ambiguous, at - back)
+            pairs.append((max(0, found - 1), sends_before + sends_after))
+        return Burst(tuple(pairs), share)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the rules say of risk."""
+
+    max_risk: float
+    stress: float | None
+    prior_floor: float
+
+
+@dataclass(slots=True)
+class Around:
+    """A bucket, its feed's history, and the sends around it: judges its claims."""
+
+    history: FeedHistory
+    bucket: Bucket
+    before: Sequence[Sighting]
+    """Controls before the first claim of the bucket, in any order."""
+    after: Sequence[Sighting]
+    crowd: Crowd
+    now: float
+    _recent: dict[str, Recent] = field(default_factory=dict)
+    _judged: dict[tuple[object, ...], Assessment] = field(default_factory=dict)
+
+    def judge(self, claim: Claim, limits: Limits) -> Assessment:
+        """Return what silence about a claim is worth. Claims that differ in nothing that counts share the answer."""
+        age = rounded(claim.age)
+        burst = self.crowd.around(claim.claimed_at, self.history.share)
+        key = (claim.message_class, claim.reported, age, burst.crowd, limits)
+        if key not in self._judged:
+            prior = max(self.history.prior(reported=claim.reported), limits.prior_floor)
+            curve = self.history.curve(self.bucket.stratum, claim.message_class)
+            recent = self._recent_of(claim.message_class, curve)
+            self._judged[key] = assess(age, curve, recent, burst, prior, limits.stress, limits.max_risk)
+        return self._judged[key]
+
+    def _recent_of(self, message_class: str, curve: Curve) -> Recent:
+        if message_class not in self._recent:
+            sides = (
+                self._near(self.bucket.oldest, self.before, curve),
+                self._near(self.bucket.youngest, self.after, curve),
+            )
+            self._recent[message_class] = Recent.of(*sides, curve.late_after)
+        return self._recent[message_class]
+
+    def _near(self, edge: float, controls: Sequence[Sighting], curve: Curve) -> list[tuple[float, float | None]]:
+        close = sorted(controls, key=lambda seen: abs(seen.at - edge))[:MOST]
+        return nearest(self.now - edge, [(self.now - seen.at, seen.lag) for seen in close], curve.late_after)
+
+
+def rounded(age: float) -> float:
+    """Return an age with six binary digits that count, rounded down: no send is judged as older than it is."""
+    fraction, exponent = math.frexp(age)
+    return math.ldexp(math.floor(fraction * 64), exponent - 6)
