@@ -62,13 +62,15 @@ RETURNS TABLE (n bigint, outcome text, wire_key text)
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET timezone = 'UTC' AS $$
 #variable_conflict use_column
 DECLARE
+    wires text[];
     adopted bigint[];
     spoken_of text[];
     t CONSTANT timestamptz := clock_timestamp();
-    oldest CONSTANT timestamptz := t - (SELECT memory FROM installation);
+    here CONSTANT installation := (SELECT i FROM installation i);
+    oldest CONSTANT timestamptz := t - here.memory;
 BEGIN
     WITH given AS MATERIALIZED (
-        SELECT g.n, g.key, g.feed, g.o, f.*, wire_key(g.key) AS w, nullif(btrim(g.o ->> 'message_id', '<> '), '') AS id,
+        SELECT g.n, g.key, g.feed, g.o, f.*, wire_key(g.key, here.namespace) AS w, nullif(btrim(g.o ->> 'message_id', '<> '), '') AS id,
             CASE WHEN g.o ->> 'recipient' NOT LIKE '%,%' THEN recipient_key(g.o ->> 'recipient') END AS address
         FROM unnest(keys, feeds, options) WITH ORDINALITY AS g(key, feed, o, n)
         CROSS JOIN LATERAL send_adopt_facts(g.key, g.feed, g.o, t) AS f
@@ -106,10 +108,10 @@ BEGIN
         ORDER BY w
         ON CONFLICT DO NOTHING
     )
-    SELECT array_agg(f.n), array_agg(f.w) FILTER (WHERE f.state = 'sent' AND EXISTS (
+    SELECT (SELECT array_agg(w ORDER BY n) FROM given), array_agg(f.n), array_agg(f.w) FILTER (WHERE f.state = 'sent' AND EXISTS (
             SELECT FROM provider_event e WHERE e.wire_key = ANY (
                 ARRAY[f.w, stand_in_key(f.feed, f.id), stand_in_key(f.feed, f.o ->> 'known_message_id')])))
-    INTO adopted, spoken_of
+    INTO wires, adopted, spoken_of
     FROM first f JOIN fresh ON fresh.wire_key = f.w;
 
     PERFORM send_note_delivery(w) FROM unnest(spoken_of) AS w;  -- of what had come before
@@ -118,7 +120,7 @@ BEGIN
             WHEN l.wire_key IS NULL THEN 'beyond_memory'
             WHEN send_is_same(l.send_key, l.fingerprint, g.key, g.o ->> 'fingerprint') THEN 'exists'
             ELSE 'key_reused' END, g.w
-    FROM (SELECT n, key, o, wire_key(key) AS w FROM unnest(keys, options) WITH ORDINALITY AS u(key, o, n)) AS g
+    FROM unnest(keys, options, wires) WITH ORDINALITY AS g(key, o, w, n)
     LEFT JOIN send_log l ON l.wire_key = g.w
     ORDER BY g.n;
 END $$;

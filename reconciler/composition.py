@@ -39,10 +39,6 @@ def policies(settings: Settings) -> Policies:
         configured = settings.feeds.get(feed)
         return PROVIDERS[configured.provider].facts.same_key_window if configured else None
 
-    def first_event_is_delivery(feed: str) -> bool:
-        configured = settings.feeds.get(feed)
-        return configured is not None and PROVIDERS[configured.provider].facts.first_event_is_delivery
-
     every = [
         settings.rules,
         *(settings.rule_settings_for(feed, "") for feed in settings.feeds),
@@ -53,7 +49,7 @@ def policies(settings: Settings) -> Policies:
         settings.rules_for,
         key_window,
         late_window=max(rules.late_window for rules in every),
-        histories=Histories(settings.rules_for, first_event_is_delivery),
+        histories=Histories(settings.rules_for, settings.waits_for_delivery),
         limit_for=settings.limit_for,
         shadow=settings.shadow_feeds(),
         second_witness=SecondWitness(feeds(settings), settings.look_up_budget_for),

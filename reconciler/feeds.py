@@ -136,7 +136,8 @@ SELECT asked.feed, d.refused
 FROM unnest($1::text[]) AS asked(feed)
 LEFT JOIN feed_state s ON s.feed = asked.feed
 CROSS JOIN LATERAL (
-    SELECT coalesce(sum(n) FILTER (WHERE outcome LIKE 'refused:%' AND outcome <> 'refused:missing'), 0)::bigint AS refused,
+    SELECT coalesce(sum(n) FILTER (WHERE outcome LIKE 'refused:%' AND outcome <> 'refused:missing'), 0)::bigint
+               AS refused,
            coalesce(sum(n) FILTER (WHERE outcome = 'stored'), 0)::bigint AS stored
     FROM feed_delivery
     WHERE feed = asked.feed AND minute > statement_timestamp() - interval '15 min'
@@ -145,14 +146,14 @@ CROSS JOIN LATERAL (
 WHERE d.refused >= $2 AND d.refused > d.stored AND s.breaker_at IS NULL
 """
 TOO_OFTEN: Final = 10
-"""Refused deliveries within a quarter of an hour, and more than were stored: the provider signs otherwise than we check."""
+"""Refused deliveries within a quarter of an hour, and more than were stored: the secrets don't fit any more."""
 
 
 async def stop_refused_feeds(connection: Connection, feeds: Sequence[str], who: str) -> list[str]:
     """Open the breakers of feeds whose deliveries are refused one after the other, and return which."""
     found = []
     for feed, refused in await connection.fetch(REFUSED_TOO_OFTEN, feeds, TOO_OFTEN):
-        reason = f"{refused} deliveries were refused within 15 minutes: compare its secrets with the provider's settings"
+        reason = f"{refused} deliveries refused within 15 minutes: compare its secrets with the provider's settings"
         if await open_breaker(connection, feed, reason, who):
             found.append(feed)
     return found

@@ -9,9 +9,10 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from reconciler.feeds import ALL_FEEDS
+from reconciler.outlook import Outlook
 from reconciler.settings import Settings
 from reconciler.status import FeedStatus, Status, Undecided, held_in_words
-from reconciler.units import roughly
+from reconciler.units import format_duration, roughly
 
 HELD_TOO_LONG: Final = timedelta(hours=1)
 """Held for longer, a send needs a person, unless its class decides by itself after `give_up_after`."""
@@ -62,6 +63,8 @@ def judge(status: Status, settings: Settings) -> Iterator[Finding]:
         yield from _judge_feed(feed)
     yield from _judge_deliveries(status)
     yield from _judge_sent(status)
+    for outlook in status.outlooks:
+        yield from _judge_outlook(outlook, settings)
     for found in status.processes:
         advice = f"since {found.since:%Y-%m-%dT%H:%M:%SZ}; no event is lost by it, but the spool has a limit"
         yield Finding(found.code, f"on {found.host}, {found.text}", advice)
@@ -144,6 +147,21 @@ def _judge_feed(feed: FeedStatus) -> Iterator[Finding]:
             needs_person=hold != "paused",
         )
     yield from _judge_roads(feed)
+    if feed.by_look_up:
+        yield Finding(
+            "only_look_up",
+            f"of {feed.by_look_up} sends of the last day only the provider's API spoke, the feed did not",
+            "it loses events, or they come late: see reconciler report vanished",
+            feed.feed,
+        )
+    if feed.mode == "shadow":
+        yield Finding(
+            "shadow",
+            "passes record what they would do with its sends, and change nothing",
+            f'reconciler what-if shows it; to begin, set feeds.{feed.feed}.mode = "live"',
+            feed.feed,
+            needs_person=False,
+        )
     if feed.refused_at and (feed.stored_at is None or feed.refused_at > feed.stored_at):
         yield _refused(feed)
     elif feed.provider and feed.sends_unheard:
@@ -177,6 +195,49 @@ def _judge_roads(feed: FeedStatus) -> Iterator[Finding]:
             "a replay or back-fill runs or ended within the last minute, so its silence proves nothing",
             "wait for its end",
             feed.feed,
+            needs_person=False,
+        )
+
+
+COVERED: Final = 0.9
+"""The least share of answered sends that a well feed tells of within the grace ..."""
+
+COVERAGE_OF: Final = 20
+"""... of so many or more."""
+
+
+def _judge_outlook(outlook: Outlook, settings: Settings) -> Iterator[Finding]:
+    grace = settings.rules_for(outlook.feed, outlook.message_class).grace
+    of_class = f"answered sends of class {outlook.message_class}"
+    if outlook.no_echo:
+        yield Finding(
+            "no_echo",
+            f"none of the {of_class} was ever heard of, so that none of its silent sends is released",
+            f"are they stamped? See reconciler selftest correlation --feed {outlook.feed}",
+            outlook.feed,
+        )
+    elif outlook.asked >= COVERAGE_OF and outlook.heard < COVERED * outlook.asked:
+        yield Finding(
+            "coverage",
+            f"only {outlook.heard} of {outlook.asked} {of_class} of an hour were heard of within the grace",
+            "is the provider late, or does it lose events? See its status page, then reconciler backfill",
+            outlook.feed,
+        )
+    elif outlook.missing:
+        yield Finding(
+            "few_controls",
+            f"{outlook.missing} {of_class} are missing before its silence means anything",
+            "until then the provider's API decides, or give_up_after; reconciler import brings older sends in",
+            outlook.feed,
+            needs_person=False,
+        )
+    elif outlook.late_after and outlook.late_after > grace.total_seconds():
+        lag = roughly(timedelta(seconds=outlook.late_after))
+        yield Finding(
+            "grace",
+            f"2 % of the {of_class} are heard of later than after {lag}, and the grace is {format_duration(grace)}",
+            f"claims wait longer by themselves; a grace of {lag} says so",
+            outlook.feed,
             needs_person=False,
         )
 

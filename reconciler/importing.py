@@ -176,14 +176,15 @@ SELECT outcome, count(*) AS n FROM send_adopt_all($1::text[], $2::text[], $3::te
 async def _adopt(connection: Any, sends: list[Send], *, keep: bool) -> Counter[str]:
     """Bring sends in, all or none, and return how many had which outcome. Without `keep` it is taken back again."""
     columns = [s.key for s in sends], [s.feed for s in sends], [json.dumps(s.options) for s in sends]
-    transaction = connection.transaction()
-    await transaction.start()
-    try:
+    if keep:
         rows = await connection.fetch(ADOPT, *columns)
-    except BaseException:
-        await transaction.rollback()
-        raise
-    await (transaction.commit() if keep else transaction.rollback())
+    else:
+        transaction = connection.transaction()
+        await transaction.start()
+        try:
+            rows = await connection.fetch(ADOPT, *columns)
+        finally:
+            await transaction.rollback()
     return Counter({row["outcome"]: row["n"] for row in rows})
 
 

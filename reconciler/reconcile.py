@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,6 +24,10 @@ from reconciler.policy import Action, Rules, Verdict, Witness
 from reconciler.releasing import release
 from reconciler.shadow import note_shadow
 
+ASKING: Final = 20.0
+"""Seconds that questions to providers may take, of a whole pass: the rows of its later pages are not to wait longer."""
+
+LEAST_ASKING: Final = 1.0
 BEGINNING: Final = Place(datetime(1, 1, 1, tzinfo=UTC), "")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,7 +40,9 @@ class Asks(Protocol):
         """Say whether a feed's provider answers questions about single sends."""
         ...
 
-    async def ask(self, pool: asyncpg.Pool, wire_keys: Sequence[str]) -> Mapping[str, Witness]:
+    async def ask(
+        self, pool: asyncpg.Pool, wire_keys: Sequence[str], *, who: str, seconds: float
+    ) -> Mapping[str, Witness]:
         """Return what the providers answered, by wire key; a send that was not asked about is not in it."""
         ...
 
@@ -102,7 +109,7 @@ async def run_pass(
     report = Report()
     begun = await pool.fetchrow(START_PASS, who, scope.feed, scope.wire_key)
     assert begun is not None  # noqa: S101 - an INSERT returns its row
-    this = _Pass(pool, policies, scope, begun["id"], who, begun["started_at"], report)
+    this = _Pass(pool, policies, scope, begun["id"], who, begun["started_at"], report, _now() + ASKING)
     await _settle(this, evidence.settle_watched, BEGINNING)
     if look_at_failed:
         await _settle(this, evidence.settle_failed, Place(this.started_at - policies.late_window, ""))
@@ -142,6 +149,8 @@ class _Pass:
     who: str
     started_at: datetime
     report: Report
+    ask_until: float
+    """Until when providers are asked, by the event loop's clock."""
 
     @property
     def of_scope(self) -> tuple[str | None, str | None]:
@@ -182,7 +191,14 @@ async def _ask(this: _Pass, page: Page) -> Mapping[str, Witness]:
     if witness is None:
         return {}
     wanted = [row["wire_key"] for row in page.unheard(this.policies.rules_for) if witness.can_ask(row["feed"])]
-    return await witness.ask(this.pool, wanted) if wanted else {}
+    left = this.ask_until - _now()
+    if not wanted or left < LEAST_ASKING:
+        return {}
+    return await witness.ask(this.pool, wanted, who=this.who, seconds=left)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _judged(page: Page, policies: Policies, answers: Mapping[str, Witness]) -> list[Decided]:

@@ -76,9 +76,9 @@ WANTED: Final = 10
 """... and where a side has fewer than WANTED, the WANTED nearest of that side within FAR. The design's three would
 miss a feed that loses half of its events with probability 1/8, once for each claim at the beginning of a spell."""
 
-A_SIDE: Final = 3
-"""Recent controls needed on each side. The design's "none on one side" is read the cautious way: fewer than its
-three."""
+A_SIDE: Final = 4
+"""Recent controls needed on each side. The design's "none on one side" is read the cautious way: in a feed that has
+just begun to lose half of its events, the first three after a claim would be heard of by chance with probability 1/8."""
 
 
 def nearest(
@@ -239,7 +239,8 @@ def _crowding(x: int, size: int, share: float) -> float:
 def usual_share(blocks: Iterable[tuple[int, int]]) -> float:
     """Return a feed's usual share of ambiguous sends, from (sends, ambiguous ones) of stretches of its history.
 
-    `(X+1)/(N+2)` over the stretches that are no bursts themselves, by the same test, against the median at first. The
+    `(X+1 + sqrt(X+1))/(N+2)` over the stretches that are no bursts themselves, by the same test, against the median at
+    first: its mean and a standard deviation more, or a share that rests on few sends would make bursts of chance. The
     stretches must be spread over a day or more, or a burst of some minutes on a busy feed would be the usual.
     """
     known = [(n, x) for n, x in blocks if n > 0]
@@ -249,7 +250,8 @@ def usual_share(blocks: Iterable[tuple[int, int]]) -> float:
     for _ in range(3):
         about = _rounded(share, 2)
         usual = [(n, x) for n, x in known if at_least(x, n, max(about, 1 / n / 10)) >= SURPRISE] or known
-        share = (sum(x for _, x in usual) + 1) / (sum(n for n, _ in usual) + 2)
+        found = sum(x for _, x in usual) + 1
+        share = (found + math.sqrt(found)) / (sum(n for n, _ in usual) + 2)
     return min(share, 1.0)
 
 

@@ -101,6 +101,10 @@ class Settings(Section, BaseSettings):
         """Return how many questions a minute a feed's provider may be asked."""
         return self.rule_settings_for(feed, "").look_up_budget
 
+    def waits_for_delivery(self, feed: str) -> bool:
+        """Say whether a feed's first event comes from the recipient's server, so that recipients' domains differ."""
+        return feed in self.feeds and PROVIDERS[self.feeds[feed].provider].facts.first_event_is_delivery
+
     def shadow_feeds(self) -> frozenset[str]:
         """Return the feeds of which passes only record what they would do."""
         return frozenset(name for name in self.feeds if self.rule_settings_for(name, "").mode == "shadow")

@@ -29,9 +29,9 @@ WITH v AS (
     SELECT wire_key, attempt, fence, $11, action, reason, source, $12, witnesses::jsonb, risk, inputs::jsonb, feed,
            claimed_at, submit_by, provider_message_id
     FROM seen n
-    WHERE action <> 'waiting' AND (action, reason, fence) IS DISTINCT FROM (
-        SELECT o.action, o.reason, o.fence FROM shadow_verdict o WHERE o.wire_key = n.wire_key
-        ORDER BY o.id DESC LIMIT 1)
+    WHERE action <> 'waiting' AND NOT EXISTS (
+        SELECT FROM (SELECT * FROM shadow_verdict WHERE wire_key = n.wire_key ORDER BY id DESC LIMIT 1) AS o
+        WHERE (o.action, o.reason, o.fence) IS NOT DISTINCT FROM (n.action, n.reason, n.fence))
     RETURNING action, reason
 )
 SELECT action || ':' || reason AS reason, count(*) AS n FROM noted GROUP BY 1

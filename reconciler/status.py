@@ -11,6 +11,8 @@ from typing import Final
 
 from reconciler.feeds import ALL_FEEDS
 from reconciler.ledger import Connection
+from reconciler.observed import Histories
+from reconciler.outlook import Outlook, outlooks
 from reconciler.reports import VANISHED_SINCE, Vanished, old_enough, vanished_sends
 from reconciler.settings import Settings
 from webhooks.database import is_behind_pooler
@@ -63,6 +65,13 @@ class FeedStatus:
     """When its queue could not be read, within a day and since anything was stored."""
     filling: bool
     """A replay or back-fill of it runs."""
+    released: int
+    """Sends that were released in the last hour and may duplicate; they count against its budget."""
+    by_look_up: int
+    """Sends of the last day of which only the provider's API spoke, up to 1,000."""
+    mode: str = "live"
+    budget: int = 0
+    """How many it may release an hour at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +126,8 @@ class Status:
     """By feed: events of the last day with a key, and those of them whose key no row has (of at most 20,000)."""
     duplicates: list[Duplicates]
     vanished: list[Vanished]
+    outlooks: list[Outlook]
+    """What silence is worth, by feed and message class."""
     processes: list[ProcessFinding]
     missing_months: list[str]
     last_pass: PassStatus | None
@@ -142,6 +153,7 @@ async def read_status(
         vanished=await vanished_sends(
             connection, old_enough(settings, names & set(settings.feeds), now), now - VANISHED_SINCE
         ),
+        outlooks=await _outlooks(connection, settings, names & set(settings.feeds), now),
         processes=await _process_findings(connection, now),
         missing_months=await _missing_months(connection, now),
         last_pass=await _last_pass(connection),
@@ -192,6 +204,13 @@ SELECT asked.feed, stored.last_at AS stored_at, refused.last_at AS refused_at, r
        array_remove(ARRAY[CASE WHEN s.paused_at IS NOT NULL THEN 'paused' END,
                           CASE WHEN s.breaker_at IS NOT NULL THEN 'breaker' END,
                           CASE WHEN s.suspect_at IS NOT NULL THEN 'suspect' END], NULL) AS holds,
+       (SELECT count(*) FROM verdict v WHERE v.feed = asked.feed AND v.action = 'released'
+        AND v.reason IN ('absent', 'looked_up', 'gave_up') AND v.decided_at > $2::timestamptz - interval '1 hour')
+           AS released,
+       (SELECT count(*) FROM (SELECT verdict_source FROM send_log p WHERE p.feed = asked.feed AND p.state = 'sent'
+            AND p.answered_at IS NULL AND p.verdict_source IN ('feed', 'look-up')
+            AND p.sent_at > $2::timestamptz - interval '1 day' ORDER BY p.sent_at DESC LIMIT 1000) AS proved
+        WHERE verdict_source = 'look-up') AS by_look_up,
        s.reason AS hold_reason, s.endpoint_finding, coalesce(s.filling_until > $2::timestamptz, false) AS filling,
        CASE WHEN stored.last_at < refused.unread_at OR stored.last_at IS NULL THEN refused.unread_at
        END AS queue_unread_at,
@@ -224,8 +243,23 @@ async def _feeds(connection: Connection, settings: Settings, names: list[str], n
     for row in rows:
         configured = settings.feeds.get(row["feed"])
         if row["feed"] != ALL_FEEDS or row["holds"]:
-            values = {**row, "holds": tuple(row["holds"]), "provider": configured.provider if configured else None}
+            rules = settings.rule_settings_for(row["feed"], "")
+            values = {
+                **row,
+                "holds": tuple(row["holds"]),
+                "provider": configured.provider if configured else None,
+                "mode": "shadow" if row["feed"] in settings.shadow_feeds() else "live",
+                "budget": rules.release_budget,
+            }
             found.append(FeedStatus(**values))
+    return found
+
+
+async def _outlooks(connection: Connection, settings: Settings, feeds: set[str], now: datetime) -> list[Outlook]:
+    found: list[Outlook] = []
+    histories = Histories(settings.rules_for, settings.waits_for_delivery)
+    for feed, history in (await histories.of(connection, feeds, now)).items():
+        found += outlooks(history, {name: settings.rules_for(feed, name) for name in history.controls or ("default",)})
     return found
 
 

@@ -4,8 +4,8 @@
 Each send is decided again at the times at which a pass would have looked at it, on what was stored by then, for its
 first attempt that may have reached the provider. Not replayed: holds, refused deliveries, queues and fills, budgets and
 canaries, questions to providers' APIs (what they answered then is evidence from then on), whether a retry came at all
-(it is taken to leave at once), and what retention dropped. A send whose answer came after `submit_by` is seen where a
-pass had judged it before, or which was claimed again. What passes had learned of ambiguous sends by then is what they
+(it is taken to leave at once), and what retention dropped. A send that was answered after `submit_by` is replayed only
+where a pass had judged it before, or it was claimed again. What passes had learned of ambiguous sends is what they
 learned under the rules of then. Rows beside a send are read as they are today where nothing dates them: those that were
 claimed again stand at their last attempt, the density of sends counts those that came only after the look, and priors
 count what became of sends since.

@@ -181,7 +181,7 @@ def test_without_enough_history_nothing_is_absent_and_the_missing_controls_are_c
     assert said(age=3 * DAY).reason == "few_controls"
 
 
-@pytest.mark.parametrize(("before", "after"), [(20, 0), (0, 20), (2, 18), (18, 2)])
+@pytest.mark.parametrize(("before", "after"), [(20, 0), (0, 20), (3, 17), (17, 3)])
 def test_controls_on_one_side_are_silence(before, after):
     assert said(recent=replace(NEAR, before=before, after=after)).reason == "few_controls"
 
@@ -227,8 +227,19 @@ def test_a_crowd_of_ambiguous_sends_has_no_controls(crowd, reason, excess):
     assert found.ill is bool(reason)
 
 
+def test_a_crowd_that_may_be_chance_makes_an_ill_feed_likelier_until_many_controls_outweigh_it():
+    chance = Burst(((3, 16), (3, 56), (5, 256)), 0.02)
+    # Binom(3; 16, .02) = 560 * .02^3 * .98^13 = .0034452; 1/17 of that
+    assert (ALONE.crowding, chance.crowding) == (1.0, pytest.approx(17.0743, rel=1e-4))
+    few = Recent(before=10, after=4, k=0, k_late=0, longest=60.0)
+    assert (chance.excess, said(recent=few).reason, said(recent=few, burst=chance).reason) == (0.0, "", "burst")
+    assert said(recent=Recent(25, 25, 0, 0, 60.0), burst=chance).answer is Answer.ABSENT
+    assert Burst(((25, 20),), 0.02).crowding == 1_000.0
+
+
 def test_the_usual_share_leaves_bursts_out():
-    assert usual_share([(100, 2)] * 98 + [(100, 90)] * 2) == pytest.approx(197 / 9_802)
+    assert usual_share([(100, 2)] * 98 + [(100, 90)] * 2) == pytest.approx((197 + 14.0357) / 9_802)
+    assert usual_share([(100, 1)]) == pytest.approx((2 + 1.414214) / 102)  # of few sends: cautiously large
     assert usual_share([]) < 0.001
 
 

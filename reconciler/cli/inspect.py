@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,9 +25,11 @@ from reconciler.cli.root import (
     unknown,
 )
 from reconciler.cli.text import printable, say, say_json, say_table, when
+from reconciler.units import roughly
 
 if TYPE_CHECKING:
     from reconciler.findings import Finding
+    from reconciler.outlook import Outlook
     from reconciler.status import Status
     from reconciler.why import Story
     from webhooks.database import BoundedPool
@@ -125,11 +127,27 @@ def _say_status(found: Status, findings: list[Finding]) -> None:
         say()
         say("Feeds (the deliveries of the last 5 s may not be counted yet)")
         say_table(
-            ("FEED", "PROVIDER", "LAST STORED", "LAST REFUSED", "HOLDS"),
+            ("FEED", "PROVIDER", "MODE", "LAST STORED", "LAST REFUSED", "RELEASED 1H", "BUDGET", "HOLDS"),
             [
-                (f.feed, f.provider, when(f.stored_at, now), when(f.refused_at, now), ", ".join(f.holds) or None)
+                (
+                    f.feed,
+                    f.provider,
+                    f.mode,
+                    when(f.stored_at, now),
+                    when(f.refused_at, now),
+                    f.released,
+                    f.budget,
+                    ", ".join(f.holds) or None,
+                )
                 for f in found.feeds
             ],
+        )
+    if found.outlooks:
+        say()
+        say("What silence is worth (of a sample of 2,000 answered sends)")
+        say_table(
+            ("FEED", "CLASS", "ANSWERED", "MISSING", "HEARD 1H", "98 % HEARD BY", "SILENT ONE RELEASED AT"),
+            [_outlook_row(o) for o in found.outlooks],
         )
     if found.refused:
         say()
@@ -145,6 +163,13 @@ def _say_status(found: Status, findings: list[Finding]) -> None:
         say(("! " if finding.needs_person else "- ") + finding.line())
     if not findings:
         say("nothing needs a person")
+
+
+def _outlook_row(outlook: Outlook) -> tuple[object, ...]:
+    heard = f"{outlook.heard} of {outlook.asked}" if outlook.asked else None
+    by = roughly(timedelta(seconds=outlook.late_after)) if outlook.late_after is not None else None
+    at = roughly(timedelta(seconds=outlook.released_at)) if outlook.released_at is not None else "not on silence"
+    return outlook.feed, outlook.message_class, outlook.controls, outlook.missing, heard, by, at
 
 
 def _last_pass(found: Status) -> str:
@@ -270,11 +295,19 @@ def stamp(app: App, feed: str, key: str, as_json: bool) -> None:
             say(f"{name.replace('_', ' ') + ':':14}{value if isinstance(value, str) else json.dumps(value)}")
 
 
-@click.command(cls=Command, epilog="Example: reconciler config --json")
+@click.command(cls=Command, epilog="Examples: reconciler config --json; reconciler config --feed ses --class receipt")
+@click.option("--feed", metavar="FEED", callback=feed_text, help="Say what happens when to a send of this feed ...")
+@click.option("--class", "message_class", metavar="CLASS", help="... and of this message class (`default`).")
 @json_option
 @click.pass_obj
-def config(app: App, as_json: bool) -> None:
-    """Show the effective settings, secrets masked. Warnings go to stderr."""
+def config(app: App, feed: str | None, message_class: str | None, as_json: bool) -> None:
+    """Show the effective settings, secrets masked. Warnings go to stderr.
+
+    With --feed: what will happen when to an ambiguous send, by the rules of feed and class.
+    """
+    if feed or message_class:
+        _say_timetable(app, feed, message_class or "default", as_json)
+        return
     shown = app.settings.masked()
     shown["database"]["data_dir"] = str(app.data_dir)
     if as_json:
@@ -285,6 +318,20 @@ def config(app: App, as_json: bool) -> None:
             say(line)
     for warning in app.settings.warnings():
         click.echo(f"reconciler: {warning}", err=True)
+
+
+def _say_timetable(app: App, feed: str | None, message_class: str, as_json: bool) -> None:
+    from reconciler.timetable import timetable
+
+    if feed is None:
+        raise click.UsageError("--class needs --feed: the rules of a class depend on the feed")
+    if feed not in app.settings.feeds:
+        raise unknown("feed", feed, app.settings.feeds, "no feed is configured: add [feeds.NAME] to the settings")
+    lines = list(timetable(app.settings, feed, message_class))
+    if as_json:
+        say_json([{"when": when_, "what": what} for when_, what in lines])
+    else:
+        say_table(("WHEN", "WHAT HAPPENS"), lines)
 
 
 def _toml(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:

@@ -50,6 +50,7 @@ async def _pass(
     """Return the report, and the send keys of the sends that it names by their wire keys."""
     from reconciler import composition
     from reconciler.reconcile import Scope, look, run_pass
+    from reconciler.restore import Heart
 
     wire_key = None
     async with pool.acquire() as connection:
@@ -61,6 +62,8 @@ async def _pass(
                 raise UserError(f"no send has the key {key}: reconciler why {key} says whether events do")
             wire_key = found["wire_key"]
     scope, policies = Scope(feed, wire_key), composition.policies(app.settings)
+    if not dry_run:
+        await Heart(app.settings.database.data_dir, operator()).check(pool)
     report = await (look(pool, policies, scope) if dry_run else run_pass(pool, policies, who=operator(), scope=scope))
     rows = await pool.fetch(SEND_KEYS, [key for key, _ in report.verdicts]) if report.verdicts else []
     return report, {row["wire_key"]: row["send_key"] for row in rows}

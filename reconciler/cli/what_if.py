@@ -50,8 +50,8 @@ def what_if(app: App, rules: Path | None, since: datetime, feed: str | None, as_
     passes really released, or would have in shadow mode, of the same sends. same_key_retry is never a duplicate by the
     provider's promise. MEDIAN and 95 % are times from submit_by to the verdict.
 
-    Not replayed: holds, refused deliveries, budgets, canaries, look-ups, what retention has dropped. Environment
-    variables win over FILE, as in a daemon.
+    Not replayed: holds, refused deliveries, budgets, canaries, look-ups, sends that were answered after submit_by and
+    that no pass had judged, what retention has dropped. Environment variables win over FILE, as in a daemon.
     """
     from reconciler.what_if import what_if as replayed
 

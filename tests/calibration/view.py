@@ -31,10 +31,10 @@ until so large a share of its controls or of its proved ambiguous sends is new."
 
 BRISK: Final = 10_000
 
-BLOCK: Final = 100
+BLOCK: Final = 300
 STRETCHES: Final = (HOUR / 2, 15 * HOUR)
 STRETCHES_OF_EACH: Final = 48
-"""The usual share of ambiguous sends is learned from the first BLOCK of stretches of either length."""
+"""The usual share of ambiguous sends is learned from the first BLOCK sends of so many stretches of either length."""
 
 Known = tuple[float, float | None]
 Reach = list[tuple[float, float, int]]
@@ -219,7 +219,7 @@ class View:
         return risk.Burst(tuple(crowd), self._usual_share(now))
 
     def _usual_share(self, now: float) -> float:
-        """Return the usual share of ambiguous sends: by a hundred of each half hour of a day, each 15 of a month."""
+        """Return the usual share of ambiguous sends, by stretches of the last day and of the last month."""
         if now >= self.usual_until:
             known = bisect_right(self.sends.at, now - self.known_after)
             ends = [now - n * stretch for stretch in STRETCHES for n in range(STRETCHES_OF_EACH + 1)]
