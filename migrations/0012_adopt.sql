@@ -1,5 +1,8 @@
 -- Brings in sends of the time before this installation. Nobody is asked; what a pass makes of them is its own rule.
 
+-- Undecided sends that did not carry their key can't be heard of by it: their absence proves nothing.
+ALTER TABLE send_log ADD COLUMN unstamped boolean NOT NULL DEFAULT false;
+
 -- The time that an option gives; NULL where it is absent. In ISO form only: PostgreSQL by itself would read 02/11/2026
 -- as it is set up to, and take `yesterday`. Without a zone it is one of the session's.
 CREATE FUNCTION send_adopt_time(options jsonb, name text) RETURNS timestamptz
@@ -22,9 +25,10 @@ DECLARE
     refused CONSTANT text := lower(options ->> 'failed');
     wrong text;
 BEGIN
-    -- `failed` may be true or false, which elsewhere no option is.
-    PERFORM send_check_call(key, feed, CASE jsonb_typeof(options -> 'failed') WHEN 'boolean' THEN options - 'failed'
-        ELSE options END, ARRAY['claimed_at', 'submit_by', 'answered_at', 'message_id', 'failed', 'heard_at', 'heard_kind',
+    -- `failed` and `stamped` may be true or false, which elsewhere no option is.
+    PERFORM send_check_call(key, feed, options - ARRAY(SELECT name FROM jsonb_each(options) AS o(name, value)
+        WHERE name IN ('failed', 'stamped') AND jsonb_typeof(value) = 'boolean'),
+        ARRAY['claimed_at', 'submit_by', 'answered_at', 'message_id', 'failed', 'stamped', 'heard_at', 'heard_kind',
         'recipient', 'message_class', 'campaign', 'source', 'fingerprint', 'known_message_id']);
     claimed_at := send_adopt_time(options, 'claimed_at');
     submit_by := coalesce(send_adopt_time(options, 'submit_by'), claimed_at + interval '60 seconds');
@@ -33,6 +37,7 @@ BEGIN
     state := CASE WHEN refused IN ('true', 't', '1') THEN 'failed' WHEN answered_at IS NOT NULL THEN 'sent' ELSE 'claimed' END;
     wrong := CASE
         WHEN refused NOT IN ('true', 't', '1', 'false', 'f', '0') THEN 'failed must be true or false'
+        WHEN lower(options ->> 'stamped') NOT IN ('true', 't', '1', 'false', 'f', '0') THEN 'stamped must be true or false'
         WHEN claimed_at IS NULL THEN 'claimed_at is missing: when it was submitted'
         WHEN claimed_at > t THEN 'claimed_at lies in the future'
         WHEN submit_by <= claimed_at OR submit_by > claimed_at + interval '24 hours' THEN
@@ -84,11 +89,12 @@ BEGIN
         -- A fingerprint allows a same-key retry, but the provider never saw our key with a request of that time: of an
         -- undecided send it is not kept. A failure counts from now on, so that late evidence is looked for.
         INSERT INTO send_log (wire_key, send_key, state, feed, message_class, recipient, recipient_key, campaign, source,
-            fingerprint, attempt, fence, claimed_by, first_claimed_at, claimed_at, submit_by, answered_at,
+            fingerprint, unstamped, attempt, fence, claimed_by, first_claimed_at, claimed_at, submit_by, answered_at,
             provider_message_id, known_message_id, next_check_at, verdict_source, verdict_reason, sent_at, failed_at,
             delivery, delivery_at)
         SELECT w, key, state, feed, coalesce(o ->> 'message_class', 'default'), o ->> 'recipient', address, o ->> 'campaign',
-            o ->> 'source', CASE WHEN state <> 'claimed' THEN o ->> 'fingerprint' END, 1, nextval('send_fence'), 'send_adopt',
+            o ->> 'source', CASE WHEN state <> 'claimed' THEN o ->> 'fingerprint' END,
+            state = 'claimed' AND lower(coalesce(o ->> 'stamped', 'f')) NOT IN ('true', 't', '1'), 1, nextval('send_fence'), 'send_adopt',
             claimed_at, claimed_at, submit_by, answered_at, id, o ->> 'known_message_id',
             CASE WHEN state = 'claimed' THEN submit_by END, CASE WHEN state <> 'claimed' THEN 'sender' END,
             CASE WHEN state <> 'claimed' THEN 'adopted' END, answered_at, CASE WHEN state = 'failed' THEN t END,
@@ -129,7 +135,7 @@ END $$;
 -- key_reused, beyond_memory. Options: claimed_at (required: when it was submitted; a time without a zone is one of UTC);
 -- submit_by, 60 s later; answered_at, when the provider answered: the send is sent, and a control of its feed;
 -- message_id, the provider's; failed, true: the provider refused it. Neither: it is claimed with its past times, and a
--- pass decides it like any other. heard_at, when the first event that carried its key was stored elsewhere, and
+-- pass decides it; on absence only where stamped is true: the message carried the key. heard_at, when the first event that carried its key was stored elsewhere, and
 -- heard_kind, the event's kind, `sent`: they become testimony, and the send's lag. As in send_claim: message_class,
 -- recipient, campaign, source, fingerprint, known_message_id.
 CREATE FUNCTION send_adopt(key text, feed text, options jsonb) RETURNS TABLE (outcome text, wire_key text)

@@ -200,7 +200,7 @@ def _judge_roads(feed: FeedStatus) -> Iterator[Finding]:
 
 
 COVERED: Final = 0.9
-"""The least share of answered sends that a well feed tells of within the grace ..."""
+"""The least share of answered sends past their grace that a well feed has told of ..."""
 
 COVERAGE_OF: Final = 20
 """... of so many or more."""
@@ -219,7 +219,7 @@ def _judge_outlook(outlook: Outlook, settings: Settings) -> Iterator[Finding]:
     elif outlook.asked >= COVERAGE_OF and outlook.heard < COVERED * outlook.asked:
         yield Finding(
             "coverage",
-            f"only {outlook.heard} of {outlook.asked} {of_class} of an hour were heard of within the grace",
+            f"only {outlook.heard} of {outlook.asked} {of_class} of an hour, all past the grace, were heard of",
             "is the provider late, or does it lose events? See its status page, then reconciler backfill",
             outlook.feed,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AsyncExitStack
@@ -25,9 +26,15 @@ MOST_NAMED: Final = 20
 
 OPTIONS: Final = (
     *("claimed_at", "submit_by", "answered_at", "message_id", "failed", "heard_at", "heard_kind", "recipient"),
-    *("message_class", "campaign", "source", "fingerprint", "known_message_id"),
+    *("stamped", "message_class", "campaign", "source", "fingerprint", "known_message_id"),
 )
 """What a line may say besides `key` and `feed`: the options of the SQL function `send_adopt`."""
+
+_TIMES: Final = ("claimed_at", "submit_by", "answered_at", "heard_at")
+_TIME: Final = re.compile(
+    r"[0-9]{4}(-[0-9]{2}){2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)? ?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?"
+)
+"""As the SQL functions take it. Looked at here too: a whole file of other times would be halved down to its lines."""
 
 Format = Literal["auto", "jsonl", "csv"]
 Told = Callable[[int], None]
@@ -124,8 +131,7 @@ def _json_fields(text: _Text, lines: Iterable[str]) -> Iterator[tuple[int, dict[
 def _csv_fields(text: _Text, header: str, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any] | Bad]]:
     if not header:
         return
-    names = [name.strip() for name in next(csv.reader([header]))]
-    _check_header(names)
+    names = _header_names(header)
     rows = csv.reader(lines, strict=True)
     while True:
         line = text.lines + 1
@@ -142,12 +148,17 @@ def _csv_fields(text: _Text, header: str, lines: Iterator[str]) -> Iterator[tupl
             yield line, {name: cell for name, cell in zip(names, cells, strict=True) if cell}
 
 
-def _check_header(names: list[str]) -> None:
+def _header_names(header: str) -> list[str]:
+    try:
+        names = [name.strip() for name in next(csv.reader([header]))]
+    except csv.Error as error:
+        raise UserError(f"its first line is no CSV header ({error})") from None
     known = ("key", "feed", *OPTIONS)
     wrong = [name for name in names if name not in known] + [name for name, n in Counter(names).items() if n > 1]
     if "key" not in names or wrong:
         what = f"names {wrong[0]!r}, which is no column or there twice" if wrong else "names no column key"
         raise UserError(f"the CSV header {what}; there are {', '.join(known)}")
+    return names
 
 
 def _send(line: int, said: dict[str, Any], feed: str | None, feeds: Collection[str]) -> Send | Bad:
@@ -163,6 +174,11 @@ def _send(line: int, said: dict[str, Any], feed: str | None, feeds: Collection[s
         return Bad(line, f"gives {unknown[0]}, which is no option")
     if any(isinstance(value, str) and storable(value) != value for value in said.values()):
         return Bad(line, "is not UTF-8, or holds a zero byte")
+    given = {name: options[name] for name in _TIMES if options.get(name) is not None}
+    if "claimed_at" not in given:
+        return Bad(line, "claimed_at is missing: when it was submitted")
+    if wrong := next((name for name, value in given.items() if not _TIME.fullmatch(str(value))), None):
+        return Bad(line, f"{wrong} is no time: write 2026-11-02T08:00:00Z")
     return Send(line, key, feed, options)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
 
+from reconciler.history import ENOUGH
+from reconciler.risk import A_SIDE
 from reconciler.units import roughly
 
 WORDS: Final = {
@@ -37,12 +39,13 @@ WAITS_FOR: Final = {
     "unknown_event": "a provider spoke of it without saying whether it was accepted: a clearer event decides, or you",
     "refused": "the feed's newest delivery was refused: see reconciler status, then put right the feed's secrets",
     "few_controls": (
-        "100 answered sends behind it and 3 before and after it within an hour, of its class or feed, would show how "
-        "far its feed's silence can be trusted"
+        f"{ENOUGH} answered sends behind it, and {A_SIDE} before and after it within an hour, of its class or feed, "
+        "would show how far its feed's silence can be trusted"
     ),
     "risk": "the risk that it was accepted all the same is above its ceiling (max_risk): it falls with age",
     "burst": "so many sends around it are ambiguous too that a fault is likely for which no answered send speaks",
     "no_echo": "the feed never spoke of an answered send of its class: look whether that is stamped (selftest)",
+    "unstamped": "it was imported without `stamped`: its message carried no key by which it could be heard of",
     "budget": "its feed released all that its budget allows an hour: see reconciler status",
     "canary": "others were released first, and their evidence is awaited",
     "look_up": "its rules want the provider's API to be asked first, and that has not answered yet",

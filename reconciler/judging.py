@@ -45,7 +45,9 @@ class Page:
     def unheard(self, rules_for: RulesFor) -> Iterator[asyncpg.Record]:
         """Name the claims about which the rules let the API be asked: past grace, unheard of, on no hold."""
         for row in self.rows:
-            if row["wire_key"] not in self.past_grace or heard_of(row).anything or self.health[row["feed"]].hold:
+            if row["unstamped"] or row["wire_key"] not in self.past_grace:
+                continue
+            if heard_of(row).anything or self.health[row["feed"]].hold:
                 continue
             rule = rules_for(row["feed"], row["message_class"]).look_up
             told = self.witness(row).answer is Answer.ABSENT
@@ -54,6 +56,8 @@ class Page:
 
     def witness(self, row: asyncpg.Record) -> Witness:
         """Return the feed's answer about a row."""
+        if row["unstamped"]:
+            return Witness(Answer.SILENT, "unstamped")
         return feed_witness(self.health[row["feed"]], self.silence.get(row["wire_key"]))
 
 
@@ -65,7 +69,7 @@ async def read_page(connection: Connection, rules_for: RulesFor, histories: Hist
     now = max(row["now"] for row in rows)
     health = await feed_health(connection, {row["feed"] for row in rows})
     past_grace = [row for row in rows if _is_past_grace(row, rules_for, now)]
-    claims = [_claim(row, now) for row in past_grace if not health[row["feed"]].cannot_speak]
+    claims = [_claim(row, now) for row in past_grace if not row["unstamped"] and not health[row["feed"]].cannot_speak]
     silence = await assess_silence(connection, histories, claims, now) if claims else {}
     return Page(rows, now, health, {row["wire_key"] for row in past_grace}, silence)
 

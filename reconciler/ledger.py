@@ -118,7 +118,7 @@ READ_ROWS: Final = """
 SELECT s.wire_key, s.state, s.attempt - s.not_sent_attempts AS reached, s.fence, s.feed, s.message_class, s.submit_by,
        s.first_claimed_at, extract(epoch FROM s.claimed_at)::float8 AS claimed_at, s.cause IS NOT NULL AS reported,
        substring(s.recipient_key FROM '@([^@]*)$') AS domain, s.held_reason,
-       s.fingerprint IS NOT NULL AS has_fingerprint, s.released_at IS NOT NULL AS released, s.told,
+       s.unstamped, s.fingerprint IS NOT NULL AS has_fingerprint, s.released_at IS NOT NULL AS released, s.told,
        -- A same-key release that expires is taken back, never failed as one that surely wasn't sent.
        CASE WHEN s.release_basis IS DISTINCT FROM 'same_key_retry' THEN s.expires_at END AS expires_at,
        CASE WHEN num_nonnulls(s.provider_message_id, s.known_message_id) > 0

@@ -327,6 +327,7 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT coalesce(array_agg(claimed_at), '{}') AS at
     FROM (SELECT claimed_at FROM send_log WHERE feed = asked.feed AND claimed_at > to_timestamp(asked.at)
+            AND claimed_at <= $5
           ORDER BY claimed_at LIMIT $4) AS s
 ) AS after
 ORDER BY asked.n
@@ -348,7 +349,7 @@ async def _crowds(
     connection: Connection, own: Sequence[Bucket], histories: dict[str, FeedHistory], now: datetime
 ) -> list[Crowd]:
     """Return for each bucket how dense sends lie around it, and the ambiguous ones within reach."""
-    await _densities(connection, own, histories)
+    await _densities(connection, own, histories, now)
     densities = [histories[bucket.stratum.feed].density[slot(bucket.oldest)] for bucket in own]
     spans = [
         (bucket.stratum.feed, bucket.oldest - back[-1][0] - 0.001, bucket.youngest + forth[-1][0] + 0.001)
@@ -363,7 +364,9 @@ async def _crowds(
     ]
 
 
-async def _densities(connection: Connection, own: Sequence[Bucket], histories: dict[str, FeedHistory]) -> None:
+async def _densities(
+    connection: Connection, own: Sequence[Bucket], histories: dict[str, FeedHistory], now: datetime
+) -> None:
     """Measure where it isn't known yet, at a claim of each slot."""
     asked = {
         (bucket.stratum.feed, slot(bucket.oldest)): bucket.oldest
@@ -372,7 +375,7 @@ async def _densities(connection: Connection, own: Sequence[Bucket], histories: d
     }
     halves = [size // 2 for size in CROWDS]
     columns = [feed for feed, _ in asked], list(asked.values())
-    rows = await connection.fetch(DENSITY, *columns, halves, halves[-1])
+    rows = await connection.fetch(DENSITY, *columns, halves, halves[-1], now)
     for (feed, of), row in zip(asked, rows, strict=True):
         sides = (row["back"], row["n_before"]), (row["forth"], row["n_after"])
         histories[feed].density[of] = Density(*(_reach(halves, far, n) for far, n in sides))

@@ -31,7 +31,7 @@ class Outlook:
     asked: int
     """Controls that passed the grace within the last hour."""
     heard: int
-    """Those of them that were heard of within it."""
+    """Those of them that were heard of."""
     late_after: float | None
     """The age at which 2 % are not heard of yet; None: more are missed at every age."""
     no_echo: bool
@@ -54,7 +54,7 @@ def outlooks(history: FeedHistory, rules: dict[str, Rules]) -> Iterator[Outlook]
             counts.n,
             max(0, ENOUGH - counts.n),
             len(lately),
-            sum(1 for seen in lately if seen.lag is not None and seen.lag <= grace),
+            sum(1 for seen in lately if seen.lag is not None),
             curve.late_after,
             curve.no_echo,
             _released_at(history, name, rules[name]),

@@ -77,8 +77,8 @@ WANTED: Final = 10
 miss a feed that loses half of its events with probability 1/8, once for each claim at the beginning of a spell."""
 
 A_SIDE: Final = 4
-"""Recent controls needed on each side. The design's "none on one side" is read the cautious way: in a feed that has
-just begun to lose half of its events, the first three after a claim would be heard of by chance with probability 1/8."""
+"""Recent controls needed on each side: the first three after a claim are heard of by chance with probability 1/8 where
+a feed has just begun to lose half of its events. The design asks for one on each side, or three."""
 
 
 def nearest(

@@ -26,25 +26,25 @@ def against_facts(place: str, feed: FeedSettings, rules: FeedRuleSettings) -> It
     least = LEAST_GRACE_BY_DELIVERY if facts.first_event_is_delivery else LEAST_GRACE
     if rules.grace < least:
         yield (
-            f"{place}: grace is {format_duration(rules.grace)}, and {facts.title}'s first event usually takes longer, "
-            f"so that most sends are judged too early and held: set grace to {format_duration(least)} or more"
+            f"{place}: grace is {format_duration(rules.grace)}, and {provider.name}'s first event often takes longer, "
+            f"so most sends are judged too early and held: set grace to {format_duration(least)} or more"
         )
     window = facts.same_key_window
     if rules.same_key_retry and window and rules.submit_within + rules.retry_backoff >= window - WINDOW_MARGIN:
         yield (
             f"{place}: submit_within and retry_backoff reach past the {format_duration(window)} for which "
-            f"{facts.title} keeps a key, so that nothing is retried with the same key: lower them"
+            f"{provider.name} keeps a key, so that nothing is retried with the same key: lower them"
         )
     if rules.look_up == "never":
         return
     if rules.look_up == "before_release" and not can_be_asked(feed):
         yield (
-            f'{place}: look_up is "before_release", and {facts.title} can\'t be asked: set {place}.api_key, or look_up '
-            'to "silent" or "never"; see reconciler providers ' + provider.name
+            f'{place}: look_up is "before_release", and {provider.name} can\'t be asked: set {place}.api_key, or '
+            'look_up to "silent" or "never"; see reconciler providers ' + provider.name
         )
     if can_be_asked(feed) and rules.give_up_after < facts.settles_after:
         yield (
-            f"{place}: give_up_after ends before {facts.title}'s API shows every send "
+            f"{place}: give_up_after ends before {provider.name}'s API shows every send "
             f"({format_duration(facts.settles_after)}), so that no look-up can answer in time: raise it"
         )
 

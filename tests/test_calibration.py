@@ -107,8 +107,8 @@ def test_a_crowd_is_looked_for_where_so_many_sends_lie_and_fewer_at_the_edge_of_
     seen = view(sends)
     assert seen.reach(60, 2_000.0)[0] == (100.0, 100.0, 20)
     assert seen.burst(60, seen.reach(60, 2_000.0), 2_000.0).crowd == ((2, 20), (3, 89), (4, 99))
-    assert seen.reach(60, 650.0)[0] == (100.0, 50.0, 15)
-    assert seen.burst(60, seen.reach(60, 650.0), 650.0).crowd[0] == (1, 15)  # the one after it may still be answered
+    assert seen.reach(60, 665.0)[0] == (100.0, 60.0, 16)
+    assert seen.burst(60, seen.reach(60, 665.0), 665.0).crowd[0] == (1, 16)  # the one after it may still be answered
 
 
 def test_a_database_that_goes_back_forgets_what_was_stored_in_between_until_it_is_replayed():
@@ -127,7 +127,7 @@ def test_a_database_that_goes_back_forgets_what_was_stored_in_between_until_it_i
 
 
 def test_the_default_budget_of_a_feed():
-    assert [budget(rate) for rate in (10, 1_000, 10_000, 100_000)] == [20, 50, 500, 1_000]
+    assert [budget(rate) for rate in (10, 1_000, 10_000, 100_000)] == [20, 200, 1_000, 1_000]
 
 
 def test_what_came_before_the_rule_could_know_is_bounded_by_the_budget():

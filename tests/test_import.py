@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -17,7 +18,20 @@ from typing import Any
 
 import asyncpg
 import pytest
-from kit import FEED, call, claim, event, fail, old_claim, reconcile, row, state, stored_delivery
+from kit import (
+    FEED,
+    RULES,
+    call,
+    claim,
+    event,
+    fail,
+    heard_neighbours,
+    old_claim,
+    reconcile,
+    row,
+    state,
+    stored_delivery,
+)
 from program import Program
 
 from reconciler.importing import OPTIONS
@@ -94,7 +108,7 @@ async def test_a_send_of_which_nobody_got_the_answer_is_claimed_with_its_past_ti
     assert (found["state"], found["attempt"], found["answered_at"]) == ("claimed", 1, None)
     assert found["submit_by"] == found["next_check_at"] == NOW - timedelta(hours=3) + timedelta(seconds=30)
     assert (await claim(db, "lost"))["outcome"] == "in_flight"
-    assert said(await reconcile(db)) == {"held:silent": 1}
+    assert said(await reconcile(db)) == {"held:unstamped": 1}
 
 
 async def test_testimony_that_was_there_before_settles_an_adopted_claim_and_is_the_delivery_of_a_sent_one(
@@ -146,6 +160,15 @@ async def adopt_neighbours(db: asyncpg.Pool, *, heard: bool) -> None:
     await stored_delivery(db)
 
 
+async def test_only_an_undecided_send_that_carried_its_key_is_released_on_absence(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db)
+    await adopt(db, "stamped", claimed_at=ago(2), stamped=True)
+    await adopt(db, "unstamped", claimed_at=ago(2))
+    rules = dataclasses.replace(RULES, max_risk=0.5)
+    assert said(await reconcile(db, rules)) == {"released:absent": 1, "held:unstamped": 1}
+    assert [await state(db, key) for key in ("stamped", "unstamped")] == ["pending", "claimed"]
+
+
 @pytest.mark.parametrize(("heard", "counted"), [(True, "released:absent"), (False, "held:no_echo")])
 async def test_adopted_controls_testify_for_and_against_a_feed_as_live_ones_do(
     db: asyncpg.Pool, heard: bool, counted: str
@@ -188,7 +211,7 @@ async def test_older_than_the_guard_s_memory_is_left_out(db: asyncpg.Pool) -> No
 async def test_of_an_undecided_send_no_same_key_retry_is_made(db: asyncpg.Pool) -> None:
     await adopt(db, "lost", fingerprint="f", claimed_at=ago(1))
     report = await reconcile(db, key_window=timedelta(hours=24))
-    assert (said(report), await state(db, "lost")) == ({"held:silent": 1}, "claimed")
+    assert (said(report), await state(db, "lost")) == ({"held:unstamped": 1}, "claimed")
 
 
 async def test_each_adopted_send_has_a_fence_of_its_own_that_no_claim_gets(db: asyncpg.Pool) -> None:
@@ -331,6 +354,7 @@ async def test_bad_lines_are_named_with_their_reason_and_stop_no_other(program: 
         answered("odd", colour="red"),
         answered("long", known_message_id="".join(map(str, range(40_000)))),
         answered("x" * 256),
+        {"key": "undated", "feed": FEED},
         answered("good:2"),
     ]
     done = json.loads((await program("import", "-", "--json", stdin=jsonl(*lines))).stdout)
@@ -345,11 +369,12 @@ async def test_bad_lines_are_named_with_their_reason_and_stop_no_other(program: 
         [9, "gives colour, which is no option"],
         [10, done["bad"][8][1]],
         [11, "a send key is text of 1 to 255 bytes, this one has 256"],
+        [12, "claimed_at is missing: when it was submitted"],
     ]
     assert "index row requires" in done["bad"][8][1]
     assert (done["outcomes"], done["bad_lines"], await state(db, "good:1"), await state(db, "good:2")) == (
         {"adopted": 2},
-        10,
+        11,
         "sent",
         "sent",
     )
@@ -368,7 +393,7 @@ async def test_bad_csv_lines_are_counted_with_all_lines_that_they_take(program: 
 
 
 async def test_the_first_twenty_bad_lines_are_named_and_the_others_counted(program: Program, db: asyncpg.Pool) -> None:
-    lines = [answered(f"order:{n}", claimed_at="?") if n % 2 else "{" for n in range(1, 31)]
+    lines = [answered(f"order:{n}", claimed_at=ago(-1)) if n % 2 else "{" for n in range(1, 31)]
     done = await program("import", "-", stdin=jsonl(*lines, answered("good")))
     assert done.exit_code == 1
     named = [line.split()[0] for line in done.stdout.splitlines() if re.match(r" *\d+  ", line)]
@@ -386,6 +411,7 @@ async def test_the_first_twenty_bad_lines_are_named_and_the_others_counted(progr
         ),
         ("claimed_at\na\n", "the CSV header names no column key"),
         ("key,key\na,b\n", "the CSV header names 'key', which is no column or there twice"),
+        ("x" * 200_000, "its first line is no CSV header"),
         ("\n\n", "holds no send"),
         ("key,claimed_at\n", "holds no send"),
     ],

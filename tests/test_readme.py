@@ -345,14 +345,15 @@ def test_the_first_command_and_a_few_lines_show_a_send_found_and_another_release
     claims, explanations = quickstart_blocks()
     assert claims.count("trigger accepted") == 1
     said = sh(claims, checkout, serving)
-    assert said.count("claimed") == 8
-    assert said.count('"stored": 1') == 7
+    assert said.count("claimed") == 12
+    assert said.count('"stored": 1') == 11
     end = time.monotonic() + 60
     while (told := why("order:4", checkout, serving))["state"] != "pending":
         assert time.monotonic() < end, told
         time.sleep(0.5)
-    assert why("order:8", checkout, serving)["state"] == "sent"
+    assert why("order:12", checkout, serving)["state"] == "sent"
     explained = sh(claims.splitlines()[0] + "\n" + explanations, checkout, serving)
     assert "proves acceptance" in explained
     assert "released: absent" in explained
-    assert "3 controls before and 3 after the claim, all heard of" in explained
+    assert "answered before and 7 after it, 0 not heard of" in explained
+    assert "risk of a duplicate 0." in explained

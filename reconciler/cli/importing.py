@@ -31,7 +31,8 @@ def import_(app: App, file: BinaryIO, form: Format, feed: str | None, dry_run: b
 
     FILE (- is stdin) holds JSON lines, or CSV with a header. Each line names a key, its feed, and claimed_at: when the
     message was submitted, in ISO form. With answered_at, when the provider took it, it is sent; with failed (true) it
-    has failed; without either it is undecided, and passes decide it: keep its feed in shadow mode meanwhile.
+    has failed; without either it is undecided, and passes decide it: keep its feed in shadow mode meanwhile. On absence
+    they release it only where stamped (true) says that its message carried the key.
 
     heard_at is when your own webhook stored the first event of it: only where the event was found by the key that the
     message carried, never by its message id, which an unanswered send doesn't have. More may be given: submit_by,

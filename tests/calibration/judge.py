@@ -14,7 +14,7 @@ BUSY: Final = 1_000
 IN_TIME: Final = 0.99
 AT_MOST: Final = 20.0
 TIMES_ACTUAL: Final = 30
-BUDGET: Final = (1_000, 20, 0.05)
+BUDGET: Final = (1_000, 20, 0.2)
 """What the product's release budget is by default: at most so many an hour, and of the feed's sends of the last hour so
 large a share, but so few at least. The rule is judged without it."""
 
