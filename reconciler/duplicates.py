@@ -2,10 +2,10 @@
 """Finds sends that were accepted twice, records each once, and stops the releases of its feed.
 
 It is a *duplicate* where two attempts were accepted (answers to two claims, unless both name one message: a
-provider that honours its key answers a repetition with the first message), or where one kind of id names two messages
-for the same recipient: two answers, or two events of the same kind. Anything less about a send that was given out more
-than once is `ids_differ`: an answer's id and an event's are not the same thing at every provider, and a send to several
-recipients has an id for each at some. Of a send that was given out once such a difference says nothing.
+provider that honours its key answers a repetition with the first message), or where one kind of id names two
+messages for the same recipient: two answers, or two events, whatever these say. Anything less about a send that was
+given out more than once is `ids_differ`: an answer's id and an event's are not the same thing at every provider, and a
+send to several recipients has an id for each at some. Of one that was given out once such a difference says nothing.
 
 Candidates come from the events of the last minutes (by time of storing, walked again by OVERLAP) and, once in a while,
 from all sends that were lately given out again: an answer that a sender stores in a long transaction of its own is
@@ -118,20 +118,20 @@ def _of_two_attempts(acceptances: Iterable[Acceptance]) -> Iterator[Acceptance]:
             yield from answers
 
 
-def _by_kind(send: Send) -> Mapping[tuple[str, str, str], list[Acceptance]]:
+def _by_kind(send: Send) -> Mapping[tuple[str, str], list[Acceptance]]:
     """Return what names a message, by its kind of id and its recipient; an answer is about the send's own recipient."""
-    found: dict[tuple[str, str, str], list[Acceptance]] = defaultdict(list)
+    found: dict[tuple[str, str], list[Acceptance]] = defaultdict(list)
     for one in send.acceptances:
         recipient = send.recipient if one.road == "answer" else one.recipient
         if one.is_named and recipient is not None:
-            found[one.road, one.kind, recipient].append(one)
+            found[one.road, recipient].append(one)
     return found
 
 
 # Two messages of one kind of id within the slice, or anything about a send that was given out again.
 SPOKEN_OF: Final = """
 WITH fresh AS MATERIALIZED (
-    SELECT wire_key, message_id, kind, recipient, fence,
+    SELECT wire_key, message_id, recipient, fence,
            CASE source WHEN 'sender' THEN 'answer' WHEN 'look-up' THEN 'asked' WHEN 'back-fill' THEN 'asked'
                 ELSE 'told' END AS road
     FROM provider_event
@@ -139,7 +139,7 @@ WITH fresh AS MATERIALIZED (
 )
 SELECT wire_key FROM fresh
 WHERE road = 'answer' OR recipient IS NOT NULL
-GROUP BY wire_key, road, kind, recipient
+GROUP BY wire_key, road, recipient
 HAVING min(message_id) <> max(message_id) OR min(fence) <> max(fence)
 UNION
 SELECT f.wire_key FROM (SELECT DISTINCT wire_key FROM fresh) AS f JOIN send_log s USING (wire_key) WHERE s.attempt > 1

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import asyncpg
 
@@ -29,7 +29,7 @@ class Entry:
 
     at: datetime
     what: str
-    """recorded, claim, answer, event, verdict or note."""
+    """recorded, claim, answer, event, verdict, shadow, look-up or duplicate."""
     text: str
     details: Mapping[str, Any]
 
@@ -76,6 +76,9 @@ ORDER BY received_at, message_id, event_id LIMIT $5
 """
 
 VERDICTS: Final = "SELECT * FROM verdict WHERE wire_key = $1 ORDER BY id"
+SHADOW_VERDICTS: Final = "SELECT * FROM shadow_verdict WHERE wire_key = $1 ORDER BY id"
+LOOK_UPS: Final = "SELECT feed, asked_at, who, answer, reason FROM look_up WHERE wire_key = $1 ORDER BY id LIMIT 100"
+DUPLICATES: Final = "SELECT sort, found_at, feed, evidence ->> 'because' AS because FROM duplicate WHERE wire_key = $1"
 
 
 async def tell(pool: asyncpg.Pool, policies: Policies, key: str, *, show_recipient: bool = False) -> Story:
@@ -88,7 +91,10 @@ async def tell(pool: asyncpg.Pool, policies: Policies, key: str, *, show_recipie
             EVENTS, wire_key, row["feed"], row["provider_message_id"], row["known_message_id"], MOST_EVENTS
         )
         verdicts = await connection.fetch(VERDICTS, wire_key)
-    entries = [*_event_entries(events, show_recipient), *_verdict_entries(verdicts)]
+        entries = [*_event_entries(events, show_recipient), *_verdict_entries(verdicts)]
+        entries += _verdict_entries(await connection.fetch(SHADOW_VERDICTS, wire_key), what="shadow")
+        entries += _look_up_entries(await connection.fetch(LOOK_UPS, wire_key))
+        entries += _duplicate_entries(await connection.fetch(DUPLICATES, wire_key))
     if not known:
         return Story(wire_key, now, None, _unknown(events), {}, sorted(entries, key=_when), None)
     entries += _row_entries(row, verdicts)
@@ -187,10 +193,29 @@ def _message(message_id: str | None) -> str:
     return f" [message {message_id}]" if message_id and not message_id.startswith("~") else ""
 
 
-def _verdict_entries(verdicts: list[asyncpg.Record]) -> Iterator[Entry]:
+def _look_up_entries(look_ups: list[asyncpg.Record]) -> Iterator[Entry]:
+    for asked in look_ups:
+        because = f" ({asked['reason']})" if asked["reason"] else ""
+        said = f"{asked['answer']}{because}" if asked["answer"] else "no answer"
+        yield Entry(
+            asked["asked_at"], "look-up", f"{asked['who']} asked the API of {asked['feed']}: {said}", dict(asked)
+        )
+
+
+def _duplicate_entries(duplicates: list[asyncpg.Record]) -> Iterator[Entry]:
+    for found in duplicates:
+        text = {
+            "duplicate": f"found accepted twice ({found['because']}): the releases of {found['feed']} were stopped",
+            "ids_differ": f"more than one message id is known of it ({found['because']}), which proves nothing",
+        }[found["sort"]]
+        yield Entry(found["found_at"], "duplicate", text, dict(found))
+
+
+def _verdict_entries(verdicts: list[asyncpg.Record], what: Literal["verdict", "shadow"] = "verdict") -> Iterator[Entry]:
     for verdict in verdicts:
         witnesses = json.loads(verdict["witnesses"]) if verdict["witnesses"] else {}
-        words = [f"{verdict['action']}: {held_in_words(verdict['reason'])} ({_source(verdict)})"]
+        would = "would be " if what == "shadow" else ""
+        words = [f"{would}{verdict['action']}: {held_in_words(verdict['reason'])} ({_source(verdict)})"]
         if seen := witnesses_in_words(witnesses):
             words.append(seen)
         inputs = json.loads(verdict["inputs"] or "null")
@@ -201,7 +226,7 @@ def _verdict_entries(verdicts: list[asyncpg.Record]) -> Iterator[Entry]:
         if verdict["note"]:
             words.append(f"note: {verdict['note']}")
         details = {**verdict, "witnesses": witnesses, "inputs": inputs}
-        yield Entry(verdict["decided_at"], "verdict", "; ".join(words), details)
+        yield Entry(verdict["decided_at"], what, "; ".join(words), details)
 
 
 def _source(verdict: asyncpg.Record) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +167,13 @@ def test_the_same_seed_makes_the_same_world():
     assert one == same
     assert one.at != other.at
     assert sum(kind != CONTROL for kind in one.kind[: one.claims_end]) == 20
+
+
+def test_the_page_about_it_describes_and_judges_every_world():
+    page = (ROOT / "docs" / "calibration.md").read_text("utf-8")
+    assert set(re.findall(r"^\| ([a-z ]+?) +\|", page, re.MULTILINE)) - {"world"} == {world.name for world in WORLDS}
+    judged = re.findall(r"^([a-z][a-z ]+?) +([\d,]+) all ", page, re.MULTILINE)
+    assert judged == [(world.name, f"{world.rate:,}") for world in WORLDS]
 
 
 def test_the_command_prints_a_world_and_its_exit_status_says_whether_all_promises_hold():

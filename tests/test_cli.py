@@ -502,16 +502,22 @@ async def test_a_person_on_a_terminal_is_asked_before_all_held_sends_are_moved(
 
 
 async def test_status_exits_with_3_only_when_it_is_asked_to_check(program: Program, db: asyncpg.Pool) -> None:
-    assert (await program("status", "--check")).stdout == "nothing needs a person\n"
+    young = [" few_controls mg", " few_controls resend-main"]  # controls are missing, and nobody can hurry them
+    done = await program("status", "--check")
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (0, "nothing needs a person")
+    assert [line.split(":")[1] for line in done.stdout.splitlines()[1:]] == young
     await old_claim(db, "order:1")
     await program("reconcile")
     await make_older(db, "order:1", timedelta(hours=2))
     done = await program("status", "--check")
     assert done.exit_code == 3
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["held mg"]
+    needed, *notes = done.stdout.splitlines()
+    assert (needed.split(":")[0], [line.split(":")[1] for line in notes]) == ("held mg", young)
     await program("pause", "--feed", "mg", "--reason", "incident")
     done = await program("status", "--check")
-    assert (done.exit_code, done.stdout.splitlines()[-1].split(":")[:2]) == (3, ["note", " paused mg"])
+    assert (done.exit_code, [line.split(":")[1] for line in done.stdout.splitlines()[1:]]) == (
+        *(3, [" paused mg", *young]),
+    )
     shown = await program("status")
     assert (shown.exit_code, "! held mg" in shown.stdout) == (0, True)
     assert (await program.json("status"))["ok"] is False
