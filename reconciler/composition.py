@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import asyncpg
@@ -45,11 +46,12 @@ def policies(settings: Settings) -> Policies:
         *(settings.rule_settings_for("", name) for name in settings.classes),
     ]
     # One window serves all rows: the longest one that somebody asked for loses nobody's late evidence.
+    rules_for = lru_cache(maxsize=10_000)(settings.rules_for)  # asked for each row
     return Policies(
-        settings.rules_for,
+        rules_for,
         key_window,
         late_window=max(rules.late_window for rules in every),
-        histories=Histories(settings.rules_for, settings.waits_for_delivery),
+        histories=Histories(rules_for, settings.waits_for_delivery),
         limit_for=settings.limit_for,
         shadow=settings.shadow_feeds(),
         second_witness=SecondWitness(feeds(settings), settings.look_up_budget_for),

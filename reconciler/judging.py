@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Any, Final
 
 import asyncpg
@@ -18,7 +16,7 @@ from reconciler.ledger import Connection, Decided
 from reconciler.observed import Histories, assess_silence
 from reconciler.policy import FeedView, Heard, Row, Rules, Verdict, Witness, decide
 from reconciler.risk import REPORTED, UNREPORTED, Assessment, risk_of
-from reconciler.silence import Claim
+from reconciler.silence import Claim, Judged
 from webhooks.event import Answer
 
 LOOK_UP_MISS: Final = 0.001
@@ -39,7 +37,7 @@ class Page:
     health: Mapping[str, Health]
     past_grace: Collection[str]
     """Wire keys of the claims that are past their grace and not known to be accepted."""
-    silence: Mapping[str, Assessment]
+    silence: Mapping[str, Judged]
     """What the feed's silence is worth, of those whose feed may speak at all."""
 
     def unheard(self, rules_for: RulesFor) -> Iterator[asyncpg.Record]:
@@ -58,7 +56,8 @@ class Page:
         """Return the feed's answer about a row."""
         if row["unstamped"]:
             return Witness(Answer.SILENT, "unstamped")
-        return feed_witness(self.health[row["feed"]], self.silence.get(row["wire_key"]))
+        judged = self.silence.get(row["wire_key"])
+        return feed_witness(self.health[row["feed"]], judged.assessment if judged else None)
 
 
 async def read_page(connection: Connection, rules_for: RulesFor, histories: Histories, keys: Sequence[str]) -> Page:
@@ -112,7 +111,7 @@ def judge_row(
     can_be_asked: bool,
 ) -> Decided:
     """Return the verdict on one row of a page; `answer` is what its provider's API said, where that was asked."""
-    silence, witness = page.silence.get(row["wire_key"]), page.witness(row)
+    judged, witness = page.silence.get(row["wire_key"]), page.witness(row)
     facts = Row(
         state=row["state"],
         reached=row["reached"],
@@ -123,13 +122,12 @@ def judge_row(
         released=row["released"],
         told=row["told"],
     )
-    prior = silence.p0 if silence else (REPORTED if row["reported"] else UNREPORTED).start
+    prior = judged.assessment.p0 if judged else (REPORTED if row["reported"] else UNREPORTED).start
     view = FeedView(page.health[row["feed"]].hold, witness, key_window, prior, can_be_asked)
     if answer:
         answer = replace(answer, risk=risk_of(LOOK_UP_MISS, prior))
     verdict = decide(facts, heard_of(row), view, answer, rules, page.now)
     witnesses = {"feed": _shown(witness), **({"look_up": _shown(answer)} if answer else {})}
-    inputs = as_stored(silence, rules.max_risk, row["reported"]) if silence else None
     return Decided(
         row["wire_key"],
         row["state"],
@@ -137,16 +135,10 @@ def judge_row(
         verdict,
         witnesses,
         row["feed"],
-        inputs,
+        judged.stored if judged else None,
         may_failover=rules.failover and _is_absence(verdict),
         held_before=row["held_reason"],
     )
-
-
-@lru_cache(maxsize=4096)
-def as_stored(silence: Assessment, max_risk: float, reported: bool) -> str:
-    """Return what a verdict keeps of a feed's silence, as JSON; many claims share one."""
-    return json.dumps({**silence.stored(), "max_risk": max_risk, "reported": reported})
 
 
 def _is_absence(verdict: Verdict) -> bool:

@@ -14,9 +14,10 @@ from typing import Final
 
 import asyncpg
 
+from reconciler.history import Stratum
 from reconciler.ledger import Connection
 from reconciler.policy import Rules
-from reconciler.risk import CROWDS, REPORTED, UNREPORTED, Assessment, Cause, usual_share
+from reconciler.risk import CROWDS, REPORTED, UNREPORTED, Cause, usual_share
 from reconciler.silence import (
     Around,
     Bucket,
@@ -24,6 +25,7 @@ from reconciler.silence import (
     Crowd,
     Density,
     FeedHistory,
+    Judged,
     Limits,
     Sighting,
     buckets,
@@ -216,7 +218,7 @@ async def _causes(connection: Connection, feed: str, until: datetime) -> dict[bo
 
 async def assess_silence(
     connection: Connection, histories: Histories, claims: Sequence[Claim], now: datetime
-) -> dict[str, Assessment]:
+) -> dict[str, Judged]:
     """Return what silence about each claim is worth, by wire key."""
     known = await histories.of(connection, {claim.feed for claim in claims}, now)
     own = buckets(claims, known)
@@ -233,24 +235,34 @@ async def assess_silence(
 
 # Where domains differ the sends of others lie between.
 NEIGHBOURS: Final = """
-SELECT asked.n, c.late, c.wire_key, extract(epoch FROM c.first_claimed_at)::float8 AS at,
-       CASE WHEN asked.of_domain THEN substring(c.recipient_key FROM '@([^@]*)$') END AS domain
+SELECT asked.n, before.keys AS keys_before, before.at AS before, before.domains AS domains_before,
+       after.keys AS keys_after, after.at AS after, after.domains AS domains_after
 FROM unnest($1::int[], $2::text[], $3::text[], $4::float8[], $5::float8[], $6::bool[])
     AS asked(n, feed, message_class, oldest, youngest, of_domain)
 CROSS JOIN LATERAL (
-    (SELECT false AS late, wire_key, first_claimed_at, recipient_key FROM control
-     WHERE feed = asked.feed AND message_class = asked.message_class
-       AND first_claimed_at <= to_timestamp(asked.oldest)
-       AND first_claimed_at > to_timestamp(asked.oldest) - interval '1 hour'
-     ORDER BY first_claimed_at DESC LIMIT CASE WHEN asked.of_domain THEN 250 ELSE 25 END)
-    UNION ALL
-    (SELECT true, wire_key, first_claimed_at, recipient_key FROM control
-     WHERE feed = asked.feed AND message_class = asked.message_class
-       AND first_claimed_at > to_timestamp(asked.youngest)
-       AND first_claimed_at < to_timestamp(asked.youngest) + interval '1 hour'
-     ORDER BY first_claimed_at LIMIT CASE WHEN asked.of_domain THEN 250 ELSE 25 END)
-) AS c
+    SELECT coalesce(array_agg(wire_key), '{}') AS keys,
+           coalesce(array_agg(extract(epoch FROM first_claimed_at)::float8), '{}') AS at,
+           coalesce(array_agg(CASE WHEN asked.of_domain THEN substring(recipient_key FROM '@([^@]*)$') END), '{}')
+               AS domains
+    FROM (SELECT wire_key, first_claimed_at, recipient_key FROM control
+          WHERE feed = asked.feed AND message_class = asked.message_class
+            AND first_claimed_at <= to_timestamp(asked.oldest)
+            AND first_claimed_at > to_timestamp(asked.oldest) - interval '1 hour'
+          ORDER BY first_claimed_at DESC LIMIT CASE WHEN asked.of_domain THEN 250 ELSE 25 END) AS c
+) AS before
+CROSS JOIN LATERAL (
+    SELECT coalesce(array_agg(wire_key), '{}') AS keys,
+           coalesce(array_agg(extract(epoch FROM first_claimed_at)::float8), '{}') AS at,
+           coalesce(array_agg(CASE WHEN asked.of_domain THEN substring(recipient_key FROM '@([^@]*)$') END), '{}')
+               AS domains
+    FROM (SELECT wire_key, first_claimed_at, recipient_key FROM control
+          WHERE feed = asked.feed AND message_class = asked.message_class
+            AND first_claimed_at > to_timestamp(asked.youngest)
+            AND first_claimed_at < to_timestamp(asked.youngest) + interval '1 hour' AND first_claimed_at <= $7
+          ORDER BY first_claimed_at LIMIT CASE WHEN asked.of_domain THEN 250 ELSE 25 END) AS c
+) AS after
 """
+
 Sides = tuple[list[Sighting], list[Sighting]]
 
 
@@ -259,25 +271,31 @@ async def _neighbours(
 ) -> list[Sides]:
     """Return for each bucket the controls before and after its claims."""
     asked = [
-        (n, bucket.stratum.feed, name, bucket.oldest, bucket.youngest, bucket.stratum.domain is not None)
+        (n, of.feed, name, bucket.oldest, bucket.youngest, of.domain is not None)
         for n, bucket in enumerate(own)
-        for name in histories[bucket.stratum.feed].classes(bucket.stratum)
+        for of in (bucket.stratum,)
+        for name in histories[of.feed].classes(of)
     ]
     columns = [list(column) for column in zip(*asked, strict=True)] or [[] for _ in range(6)]
-    rows = await connection.fetch(NEIGHBOURS, *columns)
-    chosen = [row for row in rows if _belongs(row, own[row["n"]], histories)]
-    earliest = min((row["at"] for row in chosen), default=now.timestamp())
-    sends = {(own[row["n"]].stratum.feed, row["wire_key"]) for row in chosen}
-    await _heard(connection, sends, histories, earliest, now)
+    rows = await connection.fetch(NEIGHBOURS, *columns, now)
+    await _heard(connection, own, rows, histories, now)
     sides: list[Sides] = [([], []) for _ in own]
-    for row in chosen:
-        at = histories[own[row["n"]].stratum.feed].heard.get(row["wire_key"])
-        sides[row["n"]][row["late"]].append(Sighting(row["at"], at - row["at"] if at else None, row["domain"]))
+    for row in rows:
+        of, (before, after) = own[row["n"]].stratum, sides[row["n"]]
+        before += _sightings(histories[of.feed], of, row["keys_before"], row["before"], row["domains_before"])
+        after += _sightings(histories[of.feed], of, row["keys_after"], row["after"], row["domains_after"])
     return sides
 
 
-def _belongs(row: asyncpg.Record, bucket: Bucket, histories: dict[str, FeedHistory]) -> bool:
-    return histories[bucket.stratum.feed].belongs(row["domain"], bucket.stratum)
+def _sightings(
+    history: FeedHistory, of: Stratum, keys: Sequence[str], times: Sequence[float], domains: Sequence[str | None]
+) -> list[Sighting]:
+    found = []
+    for key, at, domain in zip(keys, times, domains, strict=True):
+        if history.belongs(domain, of):
+            heard = history.heard.get(key)
+            found.append(Sighting(at, heard - at if heard else None, domain))
+    return found
 
 
 # Events of a control lie after its claim: older partitions are not probed. An event that a wrong clock of the provider
@@ -294,18 +312,21 @@ GROUP BY 1, 2
 
 async def _heard(
     connection: Connection,
-    sends: set[tuple[str, str]],
+    own: Sequence[Bucket],
+    rows: Sequence[asyncpg.Record],
     histories: dict[str, FeedHistory],
-    earliest: float,
     now: datetime,
 ) -> None:
     """Ask when feeds first spoke of controls, where that isn't known yet: it never changes."""
-    asked = sorted((feed, key) for feed, key in sends if key not in histories[feed].heard)
-    for feed in {feed for feed, _ in asked}:
+    asked: dict[str, set[str]] = {}
+    for row in rows:
+        asked.setdefault(own[row["n"]].stratum.feed, set()).update(row["keys_before"], row["keys_after"])
+    earliest = min((at for row in rows for at in (*row["before"][-1:], *row["after"][:1])), default=now.timestamp())
+    for feed in asked:
         if len(histories[feed].heard) > MOST_HEARD:
             histories[feed].heard.clear()
-            asked = sorted({*asked, *(send for send in sends if send[0] == feed)})
-    columns = [feed for feed, _ in asked], [key for _, key in asked]
+    sends = sorted((feed, key) for feed, keys in asked.items() for key in keys - histories[feed].heard.keys())
+    columns = [feed for feed, _ in sends], [key for _, key in sends]
     for row in await connection.fetch(HEARD, *columns, earliest, now):
         histories[row["feed"]].heard[row["wire_key"]] = row["at"]
 

@@ -6,10 +6,12 @@ Times are seconds since 1970 by the database's clock; ages and lags are seconds.
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from reconciler.history import SMALL, Curve, Stratum, stratum
@@ -170,13 +172,13 @@ class Crowd:
     ambiguous: Sequence[float]
     """Times of the feed's ambiguous sends, sorted; at least those within reach, the claim's own among them."""
 
-    def around(self, at: float, share: float) -> Burst:
-        """Count those beside the ambiguous send that was claimed then."""
+    def around(self, at: float) -> tuple[tuple[int, int], ...]:
+        """Return for each size how many lie beside the ambiguous send claimed then, and of how many sends."""
         pairs = []
         for (back, sends_before), (forth, sends_after) in zip(*self.density, strict=True):
             found = bisect_right(self.ambiguous, at + forth) - bisect_left(self.ambiguous, at - back)
             pairs.append((max(0, found - 1), sends_before + sends_after))
-        return Burst(tuple(pairs), share)
+        return tuple(pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,24 @@ class Limits:
     max_risk: float
     stress: float | None
     prior_floor: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What silence about a claim is worth, and the ceiling that its risk stands against."""
+
+    assessment: Assessment
+    max_risk: float
+    reported: bool
+
+    @cached_property
+    def stored(self) -> str:
+        """What a verdict keeps of it, as JSON; written once for all claims that share it.
+
+        Four digits of a figure count: more would be noise, and half of what is written.
+        """
+        kept = {**self.assessment.stored(), "max_risk": self.max_risk, "reported": self.reported}
+        return json.dumps({name: float(f"{v:.4g}") if isinstance(v, float) else v for name, v in kept.items()})
 
 
 @dataclass(slots=True)
@@ -200,18 +220,19 @@ class Around:
     crowd: Crowd
     now: float
     _recent: dict[str, Recent] = field(default_factory=dict)
-    _judged: dict[tuple[object, ...], Assessment] = field(default_factory=dict)
+    _judged: dict[tuple[object, ...], Judged] = field(default_factory=dict)
 
-    def judge(self, claim: Claim, limits: Limits) -> Assessment:
+    def judge(self, claim: Claim, limits: Limits) -> Judged:
         """Return what silence about a claim is worth. Claims that differ in nothing that counts share the answer."""
-        age = rounded(claim.age)
-        burst = self.crowd.around(claim.claimed_at, self.history.share)
-        key = (claim.message_class, claim.reported, age, burst.crowd, limits)
+        age, crowd = rounded(claim.age), self.crowd.around(claim.claimed_at)
+        key = (claim.message_class, claim.reported, age, crowd)
         if key not in self._judged:
+            burst = Burst(crowd, self.history.share)
             prior = max(self.history.prior(reported=claim.reported), limits.prior_floor)
             curve = self.history.curve(self.bucket.stratum, claim.message_class)
             recent = self._recent_of(claim.message_class, curve)
-            self._judged[key] = assess(age, curve, recent, burst, prior, limits.stress, limits.max_risk)
+            found = assess(age, curve, recent, burst, prior, limits.stress, limits.max_risk)
+            self._judged[key] = Judged(found, limits.max_risk, claim.reported)
         return self._judged[key]
 
     def _recent_of(self, message_class: str, curve: Curve) -> Recent:

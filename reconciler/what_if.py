@@ -288,7 +288,8 @@ class _Replaying:
         if not claims:
             return {}
         async with self.pool.acquire() as connection, connection.transaction(readonly=True):
-            return await assess_silence(connection, self.histories, claims, now)
+            judged = await assess_silence(connection, self.histories, claims, now)
+        return {wire_key: one.assessment for wire_key, one in judged.items()}
 
     def _decide(self, send: Send, silence: Assessment | None, now: datetime) -> Verdict:
         row = Row(

@@ -65,8 +65,8 @@ NO_CONTROLS = "answered_at = NULL", "attempt = 2"
 async def test_a_recent_control_is_a_send_whose_first_attempt_was_answered(db: asyncpg.Pool, change: str) -> None:
     await old_claim(db, KEY)
     await heard_neighbours(db)
-    await keep_neighbours(db, range(453))
-    await db.execute(f"UPDATE send_log SET {change} WHERE send_key = $1", f"neighbour:{FEED}:452")  # noqa: S608
+    await keep_neighbours(db, range(454))
+    await db.execute(f"UPDATE send_log SET {change} WHERE send_key = $1", f"neighbour:{FEED}:453")  # noqa: S608
     assert await held_reason(db) == "few_controls"
 
 

@@ -80,6 +80,7 @@ feeds = st.builds(
     hold=st.sampled_from([None, "paused", "breaker", "suspect"]),
     witness=witnesses,
     key_window=st.sampled_from([None, HOUR, DAY]),
+    can_be_asked=st.booleans(),
 )
 rules = st.builds(
     replace,
@@ -88,6 +89,7 @@ rules = st.builds(
     max_attempts=st.integers(1, 5),
     same_key_retry=st.booleans(),
     on_unknown=st.sampled_from(["hold", "fail", "release"]),
+    look_up=st.sampled_from(["before_release", "silent", "never"]),
 )
 
 
@@ -141,6 +143,15 @@ def test_silence_releases_only_by_the_providers_promise_or_the_owners_standing_o
     elif verdict.action is Action.RELEASED:
         assert verdict.reason == "same_key_retry"
         assert silent.key_window is not None
+
+
+@given(rows, feeds, rules)
+def test_nothing_is_released_on_a_feeds_word_alone_where_the_api_is_to_be_asked_first(
+    row: Row, feed: FeedView, rules: Rules
+) -> None:
+    asks = replace(rules, look_up="before_release")
+    verdict = decide(row, NOTHING, replace(feed, can_be_asked=True), None, asks, NOW)
+    assert verdict.reason not in ("absent", "looked_up")
 
 
 @given(rows, hearings, feeds, st.none() | witnesses, rules)
@@ -291,6 +302,38 @@ def test_a_look_up_testifies_like_a_feed(heard: Heard, look_up: Witness | None, 
 
 def test_a_rejection_keeps_the_providers_words() -> None:
     assert decide(claimed(), Heard(rejected=True, reason="suppressed"), SILENT, None, RULES, NOW).detail == "suppressed"
+
+
+ASKS_FIRST = replace(RULES, look_up="before_release")
+CAN_BE_ASKED = replace(ABSENT, can_be_asked=True)
+TOLD = Witness(Answer.ABSENT, "absent")
+NOT_TOLD = Witness(Answer.SILENT, "not_settled")
+
+
+@pytest.mark.parametrize(
+    ("feed", "look_up", "rules", "wanted"),
+    [
+        pytest.param(CAN_BE_ASKED, None, ASKS_FIRST, ("held", "look_up"), id="not asked yet"),
+        pytest.param(
+            CAN_BE_ASKED, NOT_TOLD, ASKS_FIRST, ("released", "absent"), id="asked, and the feed alone can tell"
+        ),
+        pytest.param(CAN_BE_ASKED, TOLD, ASKS_FIRST, ("released", "looked_up"), id="asked and told"),
+        pytest.param(ABSENT, None, ASKS_FIRST, ("released", "absent"), id="nobody to ask"),
+        pytest.param(CAN_BE_ASKED, None, RULES, ("released", "absent"), id="asked only where the feed is silent"),
+        pytest.param(
+            replace(SILENT, can_be_asked=True), None, ASKS_FIRST, ("held", "few_controls"), id="neither can tell"
+        ),
+    ],
+)
+def test_a_class_may_have_the_api_asked_before_each_release(
+    feed: FeedView, look_up: Witness | None, rules: Rules, wanted: tuple[str, str]
+) -> None:
+    assert said(claimed(), NOTHING, feed, rules, look_up) == wanted
+
+
+def test_whoever_can_not_be_asked_in_time_is_given_up_on_at_last() -> None:
+    asked_in_vain = replace(ASKS_FIRST, on_unknown="fail")
+    assert said(claimed(DAY), NOTHING, CAN_BE_ASKED, asked_in_vain) == ("failed", "gave_up")
 
 
 def test_a_look_up_that_says_absent_releases_where_the_feed_is_silent() -> None:
