@@ -18,8 +18,8 @@ import asyncpg
 from benchmarks import backlog_sql as sql
 from benchmarks.stand import Figure, Result, Scale, compare, connected, copied_database, say
 from reconciler import migrate
+from reconciler.histories import Histories
 from reconciler.limits import Limit
-from reconciler.observed import Histories
 from reconciler.policy import Rules
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.reconcile import Policies, run_pass

@@ -79,7 +79,8 @@ OUTCOMES_ARE_UP_TO_DATE: Final = "UPDATE feed_state SET outcomes_until = clock_t
 # message id, the release of those between three heard controls on each side, the guards of a release, the verdicts.
 LIMIT: Final = """
 WITH watched AS MATERIALIZED (
-    SELECT wire_key, state, fence, feed, claimed_at, submit_by, attempt - not_sent_attempts AS reached
+    SELECT wire_key, state, fence, feed, message_class, claimed_at, submit_by,
+           attempt - not_sent_attempts AS reached
     FROM send_log WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL
 ), heard AS MATERIALIZED (
     SELECT w.wire_key, bool_or(testimony = 'accepted') AS accepted, bool_or(testimony = 'rejected') AS rejected,
@@ -112,12 +113,12 @@ WITH watched AS MATERIALIZED (
     FROM watched w
     CROSS JOIN LATERAL (
         (SELECT wire_key, 'before' AS side FROM control
-         WHERE feed = w.feed AND wire_key <> w.wire_key
+         WHERE feed = w.feed AND message_class = w.message_class AND wire_key <> w.wire_key
            AND first_claimed_at <= w.claimed_at AND first_claimed_at > w.claimed_at - interval '1 hour'
          ORDER BY first_claimed_at DESC LIMIT 3)
         UNION ALL
         (SELECT wire_key, 'after' FROM control
-         WHERE feed = w.feed AND wire_key <> w.wire_key
+         WHERE feed = w.feed AND message_class = w.message_class AND wire_key <> w.wire_key
            AND first_claimed_at > w.claimed_at AND first_claimed_at < w.claimed_at + interval '1 hour'
          ORDER BY first_claimed_at LIMIT 3)
     ) AS c

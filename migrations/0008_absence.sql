@@ -14,16 +14,23 @@ CREATE INDEX send_log_ambiguous ON send_log (feed, claimed_at) INCLUDE (submit_b
 CREATE INDEX send_log_proved ON send_log (feed, sent_at)
     WHERE state = 'sent' AND answered_at IS NULL AND verdict_source IN ('feed', 'look-up');
 
+CREATE FUNCTION recipient_domain(recipient_key text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT substring(recipient_key FROM '@([^@]*)$')
+$$;
+
 CREATE OR REPLACE VIEW control AS
-SELECT wire_key, feed, first_claimed_at, message_class, recipient_key FROM send_log
+SELECT wire_key, feed, first_claimed_at, message_class, recipient_domain(recipient_key) AS domain FROM send_log
 WHERE answered_at IS NOT NULL AND attempt = 1 AND (recipient IS NULL OR recipient_key IS NOT NULL);
 
 CREATE VIEW ambiguous AS
-SELECT wire_key, feed, message_class, recipient_key, claimed_at, submit_by, cause, state, verdict_source, attempt,
-       not_sent_attempts
-FROM send_log
+SELECT wire_key, feed, claimed_at, submit_by, cause, state, verdict_source, attempt, not_sent_attempts FROM send_log
 WHERE claimed_at IS NOT NULL AND attempt - not_sent_attempts > (answered_at IS NOT NULL)::int
   AND (state <> 'failed' OR verdict_source <> 'sender');
+
+-- What feeds said by themselves or were made to repeat: not the sender's answers, nor what was looked up.
+CREATE VIEW feed_event AS
+SELECT wire_key, feed, received_at, partition_at FROM provider_event
+WHERE source IN ('http', 'sqs', 'replay', 'back-fill');
 
 -- Releases that may duplicate, for the hourly budget: the verdicts themselves are counted.
 CREATE INDEX verdict_released ON verdict (feed, decided_at)
@@ -32,4 +39,8 @@ CREATE INDEX verdict_released ON verdict (feed, decided_at)
 ALTER TABLE feed_state DROP COLUMN budget_hour, DROP COLUMN budget_used, ADD COLUMN resumed_at timestamptz;
 
 -- What passes decide of feeds in shadow mode: recorded, and never acted on.
-CREATE TABLE shadow_verdict (LIKE verdict INCLUDING DEFAULTS INCLUDING IDENTITY INCLUDING CONSTRAINTS INCLUDING INDEXES);
+CREATE TABLE shadow_verdict (LIKE verdict INCLUDING DEFAULTS INCLUDING IDENTITY INCLUDING CONSTRAINTS,
+    PRIMARY KEY (wire_key, id));
+-- Verdicts of a span of time.
+CREATE INDEX verdict_decided ON verdict USING brin (decided_at) WITH (autosummarize = on);
+CREATE INDEX shadow_verdict_decided ON shadow_verdict USING brin (decided_at) WITH (autosummarize = on);

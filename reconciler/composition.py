@@ -13,11 +13,12 @@ import asyncpg
 
 from reconciler import migrate
 from reconciler.errors import DatabaseUnavailable, UserError, describe_connection_error
-from reconciler.observed import Histories
+from reconciler.histories import Histories
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.reconcile import Policies
 from reconciler.second_witness import SecondWitness
 from reconciler.settings import Settings
+from reconciler.settings_facts import can_be_asked
 from webhooks.archive import Archive
 from webhooks.aws import s3_place
 from webhooks.database import BoundedPool, connect_pool
@@ -46,6 +47,7 @@ def policies(settings: Settings) -> Policies:
         *(settings.rule_settings_for("", name) for name in settings.classes),
     ]
     # One window serves all rows: the longest one that somebody asked for loses nobody's late evidence.
+    askable = {name: feed for name, feed in feeds(settings).items() if can_be_asked(settings.feeds[name])}
     rules_for = lru_cache(maxsize=10_000)(settings.rules_for)  # asked for each row
     return Policies(
         rules_for,
@@ -53,8 +55,8 @@ def policies(settings: Settings) -> Policies:
         late_window=max(rules.late_window for rules in every),
         histories=Histories(rules_for, settings.waits_for_delivery),
         limit_for=settings.limit_for,
-        shadow=settings.shadow_feeds(),
-        second_witness=SecondWitness(feeds(settings), settings.look_up_budget_for),
+        live=settings.live(),
+        second_witness=SecondWitness(askable, settings.look_up_budget_for),
     )
 
 

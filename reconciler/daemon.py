@@ -26,7 +26,7 @@ from reconciler.errors import DatabaseUnavailable, UserError
 from reconciler.health import Health
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.process import listen_http, stop_on_signals, until_open
-from reconciler.reconcile import run_pass
+from reconciler.reconcile import Policies, run_pass
 from reconciler.restore import Heart
 from reconciler.scheduler import Clock, Worker, finish, listen, reason_of
 from reconciler.settings import Settings
@@ -215,10 +215,11 @@ class Daemon:
         if self._reconciles:
             self._worker("heartbeat", partial(self._heart.beat, pool), "heartbeat_failed", CHECK_SECONDS)
             every = self._settings.reconcile.every.total_seconds()
-            passes = self._worker("pass", self._passes(pool), "pass_failed", every, PASS_PAUSE)
+            policies = composition.policies(self._settings)
+            passes = self._worker("pass", self._passes(pool, policies), "pass_failed", every, PASS_PAUSE)
             endpoints = partial(check_daily, pool, composition.feeds(self._settings), self._settings.webhook_url)
             self._worker("endpoints", endpoints, "endpoints_not_checked", ENDPOINTS_SECONDS)
-            watching = watch(pool, self._settings, composition.policies(self._settings).late_window, self._who)
+            watching = watch(pool, self._settings, policies.late_window, self._who)
             self._worker("watch", watching, "watch_failed", WATCH_SECONDS)
             dsn = self._settings.database.direct_url or database.dsn
             self._listener = asyncio.create_task(listen(dsn, passes), name="listener")
@@ -250,14 +251,13 @@ class Daemon:
             if self._archive is not None:
                 await _close_archive(self._archive)
 
-    def _passes(self, pool: BoundedPool) -> Callable[[], Awaitable[None]]:
-        policies = composition.policies(self._settings)
+    def _passes(self, pool: BoundedPool, policies: Policies) -> Callable[[], Awaitable[None]]:
         looked_at_failed = -math.inf
 
         async def one_pass() -> None:
             nonlocal looked_at_failed
             began = time.monotonic()
-            await self._heart.check(pool)  # no pass runs over a database that has gone back, nor before the first look
+            await self._heart.check(pool)  # a database that has gone back is suspect first: the pass releases nothing
             look_at_failed = began - looked_at_failed >= FAILED_ROWS_SECONDS
             report = await run_pass(pool, policies, who=self._who, look_at_failed=look_at_failed)
             if look_at_failed:

@@ -9,7 +9,7 @@ from typing import Final
 
 import asyncpg
 
-from reconciler.ledger import Connection, Place
+from reconciler.ledger import Connection, Live, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Settled:
     """Where the next page begins; None: this was the last."""
 
 
-Settle = Callable[[Connection, Place, str | None, str | None, frozenset[str], int, str], Awaitable[Settled]]
-"""Settles one page of rows by evidence: `(connection, after, feed, wire key, feeds in shadow mode, pass, who)`."""
+Settle = Callable[[Connection, Place, str | None, str | None, Live, int, str], Awaitable[Settled]]
+"""Settles one page of rows by evidence: `(connection, after, feed, wire key, live feeds, pass, who)`."""
 
 
 SETTLE_WATCHED: Final = """
@@ -33,7 +33,7 @@ WITH page AS MATERIALIZED (
     FROM send_log
     WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL
       AND (next_check_at, wire_key) > ($1::timestamptz, $2::text)
-      AND ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4) AND feed <> ALL ($7::text[])
+      AND ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4) AND (feed = ANY ($7::text[])) = $8
     ORDER BY next_check_at, wire_key
     LIMIT 5000
 ), heard AS (
@@ -87,12 +87,14 @@ async def settle_watched(
     after: Place,
     feed: str | None,
     key: str | None,
-    shadow: frozenset[str],
+    live: Live,
     pass_id: int,
     who: str,
 ) -> Settled:
     """Move a page of claimed and released rows that evidence decides, whatever the time of their next look."""
-    row = await connection.fetchrow(SETTLE_WATCHED, after.at, after.wire_key, feed, key, pass_id, who, sorted(shadow))
+    row = await connection.fetchrow(
+        SETTLE_WATCHED, after.at, after.wire_key, feed, key, pass_id, who, sorted(live.names), live.only
+    )
     return _settled(row)
 
 
@@ -101,7 +103,7 @@ WITH page AS MATERIALIZED (
     SELECT wire_key, failed_at, feed, recipient_key, provider_message_id, known_message_id
     FROM send_log
     WHERE state = 'failed' AND (failed_at, wire_key) > ($1::timestamptz, $2::text)
-      AND ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4) AND feed <> ALL ($7::text[])
+      AND ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4) AND (feed = ANY ($7::text[])) = $8
     ORDER BY failed_at, wire_key
     LIMIT 2000
 ), heard AS (
@@ -139,12 +141,14 @@ async def settle_failed(
     after: Place,
     feed: str | None,
     key: str | None,
-    shadow: frozenset[str],
+    live: Live,
     pass_id: int,
     who: str,
 ) -> Settled:
     """Turn a page of failed rows into sent ones where acceptance was heard of after all."""
-    row = await connection.fetchrow(SETTLE_FAILED, after.at, after.wire_key, feed, key, pass_id, who, sorted(shadow))
+    row = await connection.fetchrow(
+        SETTLE_FAILED, after.at, after.wire_key, feed, key, pass_id, who, sorted(live.names), live.only
+    )
     return _settled(row)
 
 

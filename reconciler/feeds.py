@@ -97,6 +97,16 @@ async def resume(connection: Connection, feed: str, reason: str, who: str) -> bo
         return (await connection.execute(RESUME, feed, reason, who)) == "UPDATE 1"
 
 
+FEEDS_EXIST: Final = "INSERT INTO feed_state (feed) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING"
+LOCK_FEEDS: Final = "SELECT FROM feed_state WHERE feed = ANY ($1::text[]) ORDER BY feed FOR NO KEY UPDATE"
+
+
+async def lock_feeds(connection: Connection, feeds: Sequence[str]) -> None:
+    """Wait, in a transaction, for others who count what these feeds may still do; a later statement sees theirs."""
+    await connection.execute(FEEDS_EXIST, feeds)
+    await connection.execute(LOCK_FEEDS, feeds)
+
+
 async def meet_releases(connection: Connection) -> None:
     """Wait for every release under way. Called after a hold was committed; from then on nothing passes it."""
     await connection.execute(MEET_RELEASES)

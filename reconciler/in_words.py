@@ -19,7 +19,7 @@ WORDS: Final = {
     "failed": "its class gives up on unknown sends: the next look makes it failed",
     "released:same_key_retry": "the provider keeps its key, so it can be sent again safely: the next look releases it",
     "released:gave_up": "nobody could tell, and its class gives up by releasing: the next look does, risking two",
-    "released": "a witness can tell that it was not accepted: the next look releases it",
+    "released": "its silence says enough, or its provider's API does not know it: the next look releases it",
     "waiting:submitting": "its sender may still submit it until {submit_by}; nothing is judged before",
     "waiting:backoff": "waits until {until}, then it is released to be sent again with the same key",
     "waiting:grace": "silence is not judged before {until}; an event until then decides",
@@ -51,7 +51,7 @@ WAITS_FOR: Final = {
     "look_up": "its rules want the provider's API to be asked first, and that has not answered yet",
     "queue": "its feed's queue can't be read: see reconciler status, and the log line queue_failed",
     "filling": "a replay or back-fill of its feed is running; its silence counts again once that has ended",
-    "silent": "its feed does not tell of the sends around it either, so that silence proves nothing",
+    "silent": "its feed does not tell of the sends around it either, or of none for a day: its silence proves nothing",
 }
 
 
@@ -87,6 +87,7 @@ def silence_in_words(inputs: Mapping[str, Any]) -> str:
 
 
 ALMOST_ONE: Final = 0.995
+"""From here on two digits would read 1e+02."""
 
 
 def percent(share: float) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import asyncpg
 
 from reconciler import ledger
 from reconciler.feeds import Health, feed_health
-from reconciler.ledger import Connection, Decided
-from reconciler.observed import Histories, assess_silence
+from reconciler.histories import Histories
+from reconciler.ledger import BEGINNING, Connection, Decided
+from reconciler.neighbours import assess_silence
 from reconciler.policy import FeedView, Heard, Row, Rules, Verdict, Witness, decide
 from reconciler.risk import REPORTED, UNREPORTED, Assessment, risk_of
 from reconciler.silence import Claim, Judged
@@ -23,7 +24,8 @@ LOOK_UP_MISS: Final = 0.001
 """How often an API doesn't show an accepted send although it had time to, was read to its end and shows a later one. An
 assumption that no figure of ours supports yet; what a release on its word states as risk follows from it and p0."""
 
-NEVER: Final = datetime(1, 1, 1, tzinfo=UTC)
+UNSTAMPED: Final = Witness(Answer.SILENT, "unstamped")
+"""What any feed says of a send whose message carried no key by which it could be heard of."""
 
 RulesFor = Callable[[str, str], Rules]
 
@@ -55,7 +57,7 @@ class Page:
     def witness(self, row: asyncpg.Record) -> Witness:
         """Return the feed's answer about a row."""
         if row["unstamped"]:
-            return Witness(Answer.SILENT, "unstamped")
+            return UNSTAMPED
         judged = self.silence.get(row["wire_key"])
         return feed_witness(self.health[row["feed"]], judged.assessment if judged else None)
 
@@ -64,7 +66,7 @@ async def read_page(connection: Connection, rules_for: RulesFor, histories: Hist
     """Read a page of rows, and what is known of them and their feeds."""
     rows = sorted(await ledger.read_rows(connection, keys), key=lambda row: row["wire_key"])
     if not rows:
-        return Page([], NEVER, {}, (), {})
+        return Page([], BEGINNING.at, {}, (), {})
     now = max(row["now"] for row in rows)
     health = await feed_health(connection, {row["feed"] for row in rows})
     past_grace = [row for row in rows if _is_past_grace(row, rules_for, now)]
@@ -122,7 +124,7 @@ def judge_row(
         released=row["released"],
         told=row["told"],
     )
-    prior = judged.assessment.p0 if judged else (REPORTED if row["reported"] else UNREPORTED).start
+    prior = judged.assessment.p0 if judged else starting_prior(rules, reported=row["reported"])
     view = FeedView(page.health[row["feed"]].hold, witness, key_window, prior, can_be_asked)
     if answer:
         answer = replace(answer, risk=risk_of(LOOK_UP_MISS, prior))
@@ -139,6 +141,11 @@ def judge_row(
         may_failover=rules.failover and _is_absence(verdict),
         held_before=row["held_reason"],
     )
+
+
+def starting_prior(rules: Rules, *, reported: bool) -> float:
+    """Return p0 of an ambiguous send where nothing that was learned is asked."""
+    return max((REPORTED if reported else UNREPORTED).start, rules.prior_floor)
 
 
 def _is_absence(verdict: Verdict) -> bool:
@@ -159,4 +166,9 @@ def feed_witness(health: Health, silence: Assessment | None) -> Witness:
         return Witness(Answer.SILENT, reason)
     if silence is None:
         return Witness(Answer.SILENT, "silent")
+    return silent_witness(silence)
+
+
+def silent_witness(silence: Assessment) -> Witness:
+    """Return what a feed's silence answers."""
     return Witness(silence.answer, silence.reason or "absent", silence.risk)

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import asyncpg
@@ -19,6 +19,20 @@ Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 
 LEASE: Final = timedelta(seconds=60)
 """How long a page that one pass has taken is left alone by the others. Only a courtesy: guards make them right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The feeds whose sends passes move: only those named, or all but those named. Of the others they only record."""
+
+    names: frozenset[str]
+    only: bool
+
+    def __contains__(self, feed: object) -> bool:
+        return (feed in self.names) == self.only
+
+
+ALL_LIVE: Final = Live(frozenset(), only=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +66,14 @@ class Decided:
         return self.verdict.reason in LIMITED
 
 
+BEGINNING: Final = Place(datetime(1, 1, 1, tzinfo=UTC), "")
+
+
 TAKE_BACK: Final = """
 WITH over AS MATERIALIZED (
     SELECT wire_key FROM send_log
     WHERE state = 'pending' AND next_check_at IS NOT NULL AND release_basis = 'same_key_retry'
-      AND (retry_until <= $1 OR expires_at <= $1) AND feed <> ALL ($4::text[])
+      AND (retry_until <= $1 OR expires_at <= $1) AND (feed = ANY ($4::text[])) = $5
       AND ($2::text IS NULL OR feed = $2) AND ($3::text IS NULL OR wire_key = $3)
     LIMIT 1000
 )
@@ -69,10 +86,10 @@ WHERE s.wire_key = o.wire_key AND s.state = 'pending' AND s.release_basis = 'sam
 
 
 async def take_back_same_key_releases(
-    connection: Connection, now: datetime, feed: str | None, key: str | None, shadow: frozenset[str]
+    connection: Connection, now: datetime, feed: str | None, key: str | None, live: Live
 ) -> bool:
     """Turn a page of releases whose key window or expiry is reached into the claims they were; False: none was left."""
-    return (await connection.execute(TAKE_BACK, now, feed, key, sorted(shadow))) != "UPDATE 0"
+    return (await connection.execute(TAKE_BACK, now, feed, key, sorted(live.names), live.only)) != "UPDATE 0"
 
 
 TAKE_DUE: Final = """
@@ -117,7 +134,7 @@ async def watched_keys(
 READ_ROWS: Final = """
 SELECT s.wire_key, s.state, s.attempt - s.not_sent_attempts AS reached, s.fence, s.feed, s.message_class, s.submit_by,
        s.first_claimed_at, extract(epoch FROM s.claimed_at)::float8 AS claimed_at, s.cause IS NOT NULL AS reported,
-       substring(s.recipient_key FROM '@([^@]*)$') AS domain, s.held_reason,
+       recipient_domain(s.recipient_key) AS domain, s.held_reason,
        s.unstamped, s.fingerprint IS NOT NULL AS has_fingerprint, s.released_at IS NOT NULL AS released, s.told,
        -- A same-key release that expires is taken back, never failed as one that surely wasn't sent.
        CASE WHEN s.release_basis IS DISTINCT FROM 'same_key_retry' THEN s.expires_at END AS expires_at,

@@ -8,48 +8,29 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+from datetime import datetime, timedelta
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import asyncpg
 
 from reconciler import evidence, ledger
 from reconciler.feeds import open_breaker
+from reconciler.histories import Histories
 from reconciler.judging import Page, judge_row, read_page
-from reconciler.ledger import Connection, Decided, Place
+from reconciler.ledger import ALL_LIVE, BEGINNING, Connection, Decided, Live, Place
 from reconciler.limits import Limit
-from reconciler.observed import Histories
 from reconciler.outcomes import follow_outcomes
 from reconciler.policy import Action, Rules, Verdict, Witness
 from reconciler.releasing import release
+from reconciler.second_witness import NOBODY, SecondWitness
 from reconciler.shadow import note_shadow
 
 ASKING: Final = 20.0
 """Seconds that questions to providers may take, of a whole pass: the rows of its later pages are not to wait longer."""
 
 LEAST_ASKING: Final = 1.0
-BEGINNING: Final = Place(datetime(1, 1, 1, tzinfo=UTC), "")
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Asks(Protocol):
-    """Asks the providers' APIs about sends."""
-
-    def can_ask(self, feed: str) -> bool:
-        """Say whether a feed's provider answers questions about single sends."""
-        ...
-
-    async def ask(
-        self, pool: asyncpg.Pool, wire_keys: Sequence[str], *, who: str, seconds: float
-    ) -> Mapping[str, Witness]:
-        """Return what the providers answered, by wire key; a send that was not asked about is not in it."""
-        ...
-
-
-def no_limit(_feed: str) -> Limit:
-    """Return the limit of a feed that has none."""
-    return Limit(count=1_000_000, share=1.0, canary=1.0, awaited=timedelta(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +47,10 @@ class Policies:
     """What the silence of each feed was worth until now; kept from pass to pass."""
     limit_for: Callable[[str], Limit]
     """How much may be released on a feed."""
-    shadow: frozenset[str] = frozenset()
-    """Feeds of which passes only record what they would do."""
-    second_witness: Asks | None = None
-    """Who asks the providers' APIs; None: nobody."""
+    live: Live = ALL_LIVE
+    """Feeds whose sends passes move; of the others they only record what they would do."""
+    second_witness: SecondWitness = NOBODY
+    """Who asks the providers' APIs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +95,7 @@ async def run_pass(
     if look_at_failed:
         await _settle(this, evidence.settle_failed, Place(this.started_at - policies.late_window, ""))
     back = ledger.take_back_same_key_releases
-    while await _retried(this, back, this.started_at, scope.feed, scope.wire_key, policies.shadow):
+    while await _retried(this, back, this.started_at, scope.feed, scope.wire_key, policies.live):
         pass
     if scope.wire_key:
         await _decide_and_write(this, [scope.wire_key])
@@ -171,7 +152,7 @@ async def _retried(
 
 async def _settle(this: _Pass, settle: evidence.Settle, place: Place | None) -> None:
     while place:
-        page = await _retried(this, settle, place, *this.of_scope, this.policies.shadow, this.id, this.who)
+        page = await _retried(this, settle, place, *this.of_scope, this.policies.live, this.id, this.who)
         this.report.counts["sent:accepted"] += page.sent
         this.report.counts["failed:rejected"] += page.failed
         place = page.place
@@ -182,14 +163,12 @@ async def _decide_and_write(this: _Pass, keys: Sequence[str]) -> None:
         page = await read_page(connection, this.policies.rules_for, this.policies.histories, keys)
     answers = await _ask(this, page)  # holds no connection
     decided = _judged(page, this.policies, answers)
-    await _write_shadow(this, [d for d in decided if d.feed in this.policies.shadow], page.now)
-    await _write(this, [d for d in decided if d.feed not in this.policies.shadow], page.now)
+    await _write_shadow(this, [d for d in decided if d.feed not in this.policies.live], page.now)
+    await _write(this, [d for d in decided if d.feed in this.policies.live], page.now)
 
 
 async def _ask(this: _Pass, page: Page) -> Mapping[str, Witness]:
     witness = this.policies.second_witness
-    if witness is None:
-        return {}
     wanted = [row["wire_key"] for row in page.unheard(this.policies.rules_for) if witness.can_ask(row["feed"])]
     left = this.ask_until - _now()
     if not wanted or left < LEAST_ASKING:
@@ -210,7 +189,7 @@ def _judged(page: Page, policies: Policies, answers: Mapping[str, Witness]) -> l
             policies.rules_for(row["feed"], row["message_class"]),
             policies.key_window(row["feed"]),
             answers.get(row["wire_key"]),
-            can_be_asked=witness is not None and witness.can_ask(row["feed"]),
+            can_be_asked=witness.can_ask(row["feed"]),
         )
         for row in page.rows
     ]
@@ -243,7 +222,8 @@ async def _release(this: _Pass, rows: Sequence[Decided], now: datetime) -> Seque
     """Release what the limits allow, open the breaker of feeds that want more, and return what is held instead."""
     done = await _retried(this, release, rows, this.policies.limit_for, now, this.id, this.who)
     this.report.counts.update(_labelled("released", done.counts))
-    for feed in sorted({d.feed for d in done.refused if d.verdict.reason == "budget"}):
+    over = {d.feed for d in done.refused if d.verdict.reason == "budget"}
+    for feed in sorted(feed for feed in over if this.policies.limit_for(feed).count):  # none allowed is no alarm
         await _retried(this, open_breaker, feed, "more releases within an hour than its budget allows", this.who)
     return done.refused
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
+from reconciler.feeds import lock_feeds
 from reconciler.ledger import Connection, Decided, counted
 from reconciler.limits import Allowance, Limit, Usage, allowance, held_instead
 
@@ -106,11 +107,6 @@ def _allowed(
     return now, refused
 
 
-FEEDS_EXIST: Final = """
-INSERT INTO feed_state (feed) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING
-"""
-LOCK_FEEDS: Final = "SELECT FROM feed_state WHERE feed = ANY ($1::text[]) ORDER BY feed FOR NO KEY UPDATE"
-
 # The verdicts are the places taken; who resumes a feed grants it new ones. A release was wrong if its send was accepted
 # after all. (A volatile time would use no index.)
 USAGE: Final = """
@@ -155,8 +151,7 @@ async def _allowances(
         return {}
     feeds = sorted(wanted)
     limits = {feed: limit_for(feed) for feed in feeds}
-    await connection.execute(FEEDS_EXIST, feeds)
-    await connection.execute(LOCK_FEEDS, feeds)
+    await lock_feeds(connection, feeds)
     most, awaited = [limits[f].claims_that_count for f in feeds], [limits[f].awaited for f in feeds]
     found = {}
     for feed, *used in await connection.fetch(USAGE, feeds, most, awaited):

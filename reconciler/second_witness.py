@@ -13,17 +13,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, NoReturn
 
 import asyncpg
 import structlog
 
-from reconciler.ledger import Connection
+from reconciler.feeds import lock_feeds
+from reconciler.ledger import BEGINNING, Connection
 from reconciler.lookup import Asked, Question, keep, read_controls, read_namespace, read_questions
 from reconciler.policy import Witness
 from webhooks.api import open_api
-from webhooks.asking import Api, ApiError, Searches
+from webhooks.asking import Api, ApiError
 from webhooks.event import Answer
 from webhooks.lookup import Found, Sought, look_up
 from webhooks.provider import Feed
@@ -48,8 +49,6 @@ SOONEST: Final = timedelta(minutes=1)
 LATEST: Final = timedelta(minutes=15)
 """A send is asked about again after a tenth of the age that it had, within these bounds."""
 
-BEGINNING: Final = datetime(1, 1, 1, tzinfo=UTC)
-
 _log: Final = structlog.get_logger()
 
 Said = dict[tuple[str, str], Witness]
@@ -72,19 +71,13 @@ class SecondWitness:
     """Asks feeds' providers about sends, for a pass. Holds no state: what was asked is in the database."""
 
     feeds: Mapping[str, Feed]
+    """Those whose provider can be asked about single sends, with our credential."""
     budget_of: Callable[[str], int] = lambda _: BUDGET
     """How many questions a feed's provider may be asked in a minute, by all processes together."""
 
     def can_ask(self, feed: str) -> bool:
-        """Say whether a feed is configured, its provider can be asked about a send, and there is a key to do so.
-
-        Else `ask` has nothing to say of its sends, save an acceptance that another attempt's feed knows.
-        """
-        configured = self.feeds.get(feed)
-        if configured is None or not configured.api_key:
-            return False
-        provider = PROVIDERS[configured.provider]
-        return isinstance(provider, Searches) and provider.facts.finds_by != "nothing"
+        """Say whether a feed's provider is asked. Else `ask` knows of its sends what another attempt's feed says."""
+        return feed in self.feeds
 
     async def ask(
         self, pool: asyncpg.Pool, wire_keys: Sequence[str], *, who: str = "pass", seconds: float = SECONDS
@@ -130,7 +123,7 @@ class SecondWitness:
     async def _turn(self, connection: Connection, feed: str, due: list[Question], who: str) -> _Turn:
         """Return what a feed's provider is asked now: what was never or longest ago asked comes first."""
         budget = self.budget_of(feed)
-        first = sorted(due, key=lambda q: (q.last.asked_at if q.last else BEGINNING, q.sought.wire_key))[:budget]
+        first = sorted(due, key=lambda q: (q.last.asked_at if q.last else BEGINNING.at, q.sought.wire_key))[:budget]
         controls = await read_controls(connection, first, self.feeds)
         pairs = list(zip(first, controls, strict=True))
         return _Turn(self.feeds[feed], pairs, await read_namespace(connection), budget, who)
@@ -140,7 +133,7 @@ def _due_at(question: Question, feed: Feed) -> datetime:
     """Return when a send may be asked about again."""
     last, submit_by = question.last, question.sought.submit_by
     if last is None or last.asked_at <= submit_by:  # about an earlier attempt, or while this one could still be made
-        return BEGINNING
+        return BEGINNING.at
     if last.answer is Answer.ABSENT:
         return last.asked_at + FRESH
     again = last.asked_at + min(max((last.asked_at - submit_by) / 10, SOONEST), LATEST)
@@ -187,8 +180,6 @@ async def _read_rests(connection: Connection, feeds: Collection[str]) -> dict[st
 
 # The feed's row is locked first, and the count of the last minute taken in a later statement: of several processes each
 # sees what the one before it has taken.
-MAKE_STATE: Final = "INSERT INTO feed_state (feed) VALUES ($1) ON CONFLICT (feed) DO NOTHING"
-MEET_WHO_ASKS: Final = "SELECT FROM feed_state WHERE feed = $1 FOR NO KEY UPDATE"
 RESERVE: Final = """
 INSERT INTO look_up (wire_key, feed, who)
 SELECT a.wire_key, $1, $2
@@ -207,8 +198,7 @@ async def _reserve(pool: asyncpg.Pool, turn: _Turn, questions: Sequence[Question
     keys = [question.sought.wire_key for question in questions]
     lasts = [question.last.id if question.last else 0 for question in questions]
     async with pool.acquire() as connection, connection.transaction(isolation="read_committed"):
-        await connection.execute(MAKE_STATE, turn.feed.name)
-        await connection.execute(MEET_WHO_ASKS, turn.feed.name)
+        await lock_feeds(connection, [turn.feed.name])
         return [
             Asked(*row) for row in await connection.fetch(RESERVE, turn.feed.name, turn.who, keys, lasts, turn.budget)
         ]
@@ -287,3 +277,7 @@ def together(parts: Mapping[str, Witness | None], own: str) -> Witness | None:
     if any(part.answer is Answer.SILENT for part in heard):
         return Witness(Answer.SILENT, "other_feed")
     return mine if len(heard) == len(parts) else None
+
+
+NOBODY: Final = SecondWitness({})
+"""Asks no provider."""

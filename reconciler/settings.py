@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, get_args
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from reconciler.ledger import Live
 from reconciler.limits import Limit
 from reconciler.policy import Rules
 from reconciler.settings_facts import against_facts
@@ -105,9 +106,11 @@ class Settings(Section, BaseSettings):
         """Say whether a feed's first event comes from the recipient's server, so that recipients' domains differ."""
         return feed in self.feeds and PROVIDERS[self.feeds[feed].provider].facts.first_event_is_delivery
 
-    def shadow_feeds(self) -> frozenset[str]:
-        """Return the feeds of which passes only record what they would do."""
-        return frozenset(name for name in self.feeds if self.rule_settings_for(name, "").mode == "shadow")
+    def live(self) -> Live:
+        """Return the feeds whose sends passes move. Of those in shadow mode they only record what they would do."""
+        only = self.rules.mode == "shadow"  # feeds that are not configured are in shadow mode then, too
+        names = (name for name in self.feeds if (self.rule_settings_for(name, "").mode == "live") == only)
+        return Live(frozenset(names), only)
 
     def failover_for(self, message_class: str) -> bool:
         """Say whether a message class may be retried on another feed."""

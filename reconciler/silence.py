@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from reconciler.history import SMALL, Curve, Stratum, stratum
+from reconciler.policy import Rules
 from reconciler.risk import MOST, REPORTED, UNREPORTED, Assessment, Burst, Cause, Recent, assess, nearest
 
 BUCKET: Final = 60.0
@@ -181,15 +182,6 @@ class Crowd:
         return tuple(pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the rules say of risk."""
-
-    max_risk: float
-    stress: float | None
-    prior_floor: float
-
-
 @dataclass(frozen=True)
 class Judged:
     """What silence about a claim is worth, and the ceiling that its risk stands against."""
@@ -202,7 +194,7 @@ class Judged:
     def stored(self) -> str:
         """What a verdict keeps of it, as JSON; written once for all claims that share it.
 
-        Four digits of a figure count: more would be noise, and half of what is written.
+        Four digits of its own figures count: more would be noise, and a third of what is written.
         """
         kept = {**self.assessment.stored(), "max_risk": self.max_risk, "reported": self.reported}
         return json.dumps({name: float(f"{v:.4g}") if isinstance(v, float) else v for name, v in kept.items()})
@@ -222,17 +214,20 @@ class Around:
     _recent: dict[str, Recent] = field(default_factory=dict)
     _judged: dict[tuple[object, ...], Judged] = field(default_factory=dict)
 
-    def judge(self, claim: Claim, limits: Limits) -> Judged:
-        """Return what silence about a claim is worth. Claims that differ in nothing that counts share the answer."""
+    def judge(self, claim: Claim, rules: Rules) -> Judged:
+        """Return what silence about a claim is worth. Claims that differ in nothing that counts share the answer.
+
+        `rules` are those of the bucket's feed and the claim's class, so that the class stands for them.
+        """
         age, crowd = rounded(claim.age), self.crowd.around(claim.claimed_at)
         key = (claim.message_class, claim.reported, age, crowd)
         if key not in self._judged:
             burst = Burst(crowd, self.history.share)
-            prior = max(self.history.prior(reported=claim.reported), limits.prior_floor)
+            prior = max(self.history.prior(reported=claim.reported), rules.prior_floor)
             curve = self.history.curve(self.bucket.stratum, claim.message_class)
             recent = self._recent_of(claim.message_class, curve)
-            found = assess(age, curve, recent, burst, prior, limits.stress, limits.max_risk)
-            self._judged[key] = Judged(found, limits.max_risk, claim.reported)
+            found = assess(age, curve, recent, burst, prior, rules.stress, rules.max_risk)
+            self._judged[key] = Judged(found, rules.max_risk, claim.reported)
         return self._judged[key]
 
     def _recent_of(self, message_class: str, curve: Curve) -> Recent:

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from reconciler.feeds import ALL_FEEDS
+from reconciler.histories import Histories
 from reconciler.ledger import Connection
-from reconciler.observed import Histories
 from reconciler.outlook import Outlook, outlooks
 from reconciler.reports import VANISHED_SINCE, Vanished, old_enough, vanished_sends
 from reconciler.settings import Settings
@@ -69,8 +69,8 @@ class FeedStatus:
     """Sends that were released in the last hour and may duplicate; they count against its budget."""
     by_look_up: int
     """Sends of the last day of which only the provider's API spoke, up to 1,000."""
-    mode: str = "live"
-    budget: int = 0
+    mode: str
+    budget: int
     """How many it may release an hour at most."""
 
 
@@ -216,8 +216,8 @@ SELECT asked.feed, stored.last_at AS stored_at, refused.last_at AS refused_at, r
        END AS queue_unread_at,
        coalesce(stored.last_at <= $2::timestamptz - interval '1 day', true) AND EXISTS (
            SELECT FROM send_log c WHERE c.feed = asked.feed AND c.answered_at IS NOT NULL AND c.attempt = 1
-              AND c.first_claimed_at > $2::timestamptz - interval '1 day'
-              AND c.first_claimed_at < $2::timestamptz - interval '1 hour') AS sends_unheard
+              AND c.claimed_at > $2::timestamptz - interval '1 day'
+              AND c.claimed_at < $2::timestamptz - interval '1 hour') AS sends_unheard
 FROM unnest($1::text[]) AS asked(feed)
 LEFT JOIN feed_state s ON s.feed = asked.feed
 LEFT JOIN LATERAL (
@@ -248,7 +248,7 @@ async def _feeds(connection: Connection, settings: Settings, names: list[str], n
                 **row,
                 "holds": tuple(row["holds"]),
                 "provider": configured.provider if configured else None,
-                "mode": "shadow" if row["feed"] in settings.shadow_feeds() else "live",
+                "mode": rules.mode,
                 "budget": rules.release_budget,
             }
             found.append(FeedStatus(**values))
@@ -258,8 +258,10 @@ async def _feeds(connection: Connection, settings: Settings, names: list[str], n
 async def _outlooks(connection: Connection, settings: Settings, feeds: set[str], now: datetime) -> list[Outlook]:
     found: list[Outlook] = []
     histories = Histories(settings.rules_for, settings.waits_for_delivery)
-    for feed, history in (await histories.of(connection, feeds, now)).items():
-        found += outlooks(history, {name: settings.rules_for(feed, name) for name in history.controls or ("default",)})
+    asked = {(feed, "default") for feed in feeds}
+    for feed, history in (await histories.of(connection, asked, now)).items():
+        known = [name for name, controls in history.controls.items() if controls] or ["default"]
+        found += outlooks(history, {name: settings.rules_for(feed, name) for name in known})
     return found
 
 

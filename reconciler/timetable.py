@@ -19,7 +19,7 @@ Line = tuple[str, str]
 """When, and what happens."""
 
 _GIVEN_UP: Final = {
-    "hold": "it stays held until evidence comes or a person decides",
+    "hold": "it stays held until evidence comes, a witness tells of its absence, or a person decides",
     "fail": "it fails",
     "release": "it is released, unless a provider spoke of it; this may duplicate it and counts against the budget",
 }
@@ -31,8 +31,8 @@ def timetable(settings: Settings, feed: str, message_class: str) -> Iterator[Lin
     configured = settings.feeds[feed]
     yield "at any time", "a provider says that it took it: sent; that it never will send it: failed"
     yield (
-        f"claim + {format_duration(rules.submit_within)}",
-        "its sender has given up (submit_by, unless the claim said another time): ages count from here",
+        "submit_by",
+        "its sender has given up (submit_within of its claim, 60 s without): ages count from here",
     )
     yield from _same_key(rules, configured)
     yield (

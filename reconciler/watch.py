@@ -33,9 +33,9 @@ def watch(pool: asyncpg.Pool, settings: Settings, late_window: timedelta, who: s
         nonlocal was_thorough
         began = time.monotonic()
         async with pool.acquire() as connection:
-            found = await look_at_events(connection, who)
             for feed in await stop_refused_feeds(connection, sorted(settings.feeds), who):
                 _log.warning("breaker_opened", feed=feed, reason="refused deliveries")
+            found = await look_at_events(connection, who)
             if began - was_thorough >= THOROUGH_SECONDS:
                 since = await database_clock(connection) - late_window
                 found += await look_at_retries(connection, since, who)

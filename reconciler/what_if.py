@@ -22,9 +22,11 @@ from typing import Any, Final, Literal
 
 import asyncpg
 
+from reconciler.histories import Histories
+from reconciler.judging import UNSTAMPED, silent_witness, starting_prior
 from reconciler.limits import LIMITED
-from reconciler.observed import Histories, assess_silence
-from reconciler.policy import Action, FeedView, Heard, Row, Rules, Verdict, Witness, decide
+from reconciler.neighbours import assess_silence
+from reconciler.policy import Action, FeedView, Heard, Row, Rules, Verdict, decide
 from reconciler.reconcile import Policies
 from reconciler.risk import Assessment
 from reconciler.silence import Claim
@@ -56,6 +58,8 @@ class Send:
     first_claimed_at: datetime
     expires_at: datetime | None
     has_fingerprint: bool
+    unstamped: bool
+    """Whether its message carried no key by which it could be heard of."""
     reported: bool
     """Whether its sender said that the call failed."""
     released_then: datetime | None
@@ -141,9 +145,9 @@ async def what_if(
 # An attempt that never left, or was refused for certain, is not ambiguous. Each send has one first that was.
 FIRST_ATTEMPTS: Final = """
 WITH judged AS (
-    SELECT wire_key, attempt, fence, feed, claimed_at, submit_by, source FROM verdict
+    SELECT wire_key, attempt, fence, feed, claimed_at, submit_by, source, decided_at FROM verdict
     UNION ALL
-    SELECT wire_key, attempt, fence, feed, claimed_at, submit_by, source FROM shadow_verdict
+    SELECT wire_key, attempt, fence, feed, claimed_at, submit_by, source, decided_at FROM shadow_verdict
 ), attempts AS (
     SELECT s.wire_key, s.attempt, s.fence, s.feed, s.claimed_at, s.submit_by, true AS of_row
     FROM ambiguous a JOIN send_log s USING (wire_key)
@@ -151,6 +155,7 @@ WITH judged AS (
     UNION ALL
     SELECT wire_key, attempt, fence, feed, claimed_at, submit_by, false FROM judged
     WHERE claimed_at >= $1 AND submit_by < $2 AND source <> 'sender' AND fence IS NOT NULL
+      AND decided_at >= $1  -- no verdict comes before its claim
 )
 SELECT DISTINCT ON (a.wire_key) a.wire_key, a.attempt, a.fence, a.feed, a.claimed_at, a.submit_by
 FROM attempts a
@@ -164,7 +169,7 @@ ORDER BY a.wire_key, of_row DESC
 # Of a send that was claimed again only three things speak of its first attempt: what was stored before the next claim,
 # the answer to that attempt, and a duplicate that was found. An event without our key counts as `send_heard` counts it.
 SENDS: Final = """
-SELECT a.wire_key, a.feed, s.message_class, substring(s.recipient_key FROM '@([^@]*)$') AS domain, a.claimed_at,
+SELECT a.wire_key, a.feed, s.message_class, recipient_domain(s.recipient_key) AS domain, s.unstamped, a.claimed_at,
        a.submit_by, s.first_claimed_at, s.expires_at, s.fingerprint IS NOT NULL AS has_fingerprint,
        coalesce(CASE WHEN s.fence = a.fence THEN s.cause IS NOT NULL END, judged.reported, false) AS reported,
        judged.released_then, heard.*
@@ -276,7 +281,7 @@ class _Replaying:
         self.endings |= settled
         unsettled = [send for send in sends if send.wire_key not in settled]
         past_grace = [send for send in unsettled if now >= send.submit_by + self._rules(send).grace]
-        silence = await self._assess([_claim(send, now) for send in past_grace], now)
+        silence = await self._assess([_claim(send, now) for send in past_grace if not send.unstamped], now)
         for send in unsettled:
             verdict = self._decide(send, silence.get(send.wire_key), now)
             ending = self.endings[send.wire_key] = _ending(verdict, now)
@@ -295,10 +300,12 @@ class _Replaying:
         row = Row(
             "claimed", 1, send.submit_by, send.first_claimed_at, send.expires_at, has_fingerprint=send.has_fingerprint
         )
-        view = FeedView(key_window=self.policies.key_window(send.feed))
+        prior = starting_prior(self._rules(send), reported=send.reported)
+        view = FeedView(key_window=self.policies.key_window(send.feed), prior=prior)
         if silence:
-            witness = Witness(silence.answer, silence.reason or "absent", silence.risk)
-            view = replace(view, witness=witness, prior=silence.p0)
+            view = replace(view, witness=silent_witness(silence), prior=silence.p0)
+        elif send.unstamped:
+            view = replace(view, witness=UNSTAMPED)
         heard = Heard(other=send.other_at is not None and send.other_at <= now)
         return decide(row, heard, view, None, self._rules(send), now)
 

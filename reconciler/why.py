@@ -294,6 +294,8 @@ def _foresee(row: asyncpg.Record, decided: Decided | None, policies: Policies, *
     verdict = decided.verdict
     words = {"until": _clock(verdict.next_check_at), "submit_by": _clock(row["submit_by"])}
     text = WORDS.get(f"{verdict.action}:{verdict.reason}", WORDS[verdict.action]).format(**words)
+    if row["feed"] not in policies.live:
+        text = f"its feed is in shadow mode: nothing is done. Live: {text}"
     missing = _missing(row, decided, policies) if verdict.action is Action.HELD else None
     return Next(
         verdict.action, verdict.reason, row["next_check_at"], text, missing, json.loads(decided.inputs or "null")
@@ -323,6 +325,6 @@ def _missing(row: asyncpg.Record, decided: Decided, policies: Policies) -> str:
             words.append(f"given up at {_clock(given_up_at)} (give_up_after {format_duration(rules.give_up_after)})")
             words[-1] += f": {after}"
         else:
-            words.append("given up on: only evidence or you can decide it now")
+            words.append("give_up_after is over: evidence, a witness of absence or you decide it now")
     words.append("by hand: reconciler release, confirm or fail")
     return "; ".join(words)

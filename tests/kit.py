@@ -11,8 +11,8 @@ from typing import Any
 
 import asyncpg
 
+from reconciler.histories import Histories
 from reconciler.limits import Limit
-from reconciler.observed import Histories
 from reconciler.policy import Rules
 from reconciler.reconcile import EVERYTHING, Policies, Report, Scope, run_pass
 from reconciler.settings import Settings
@@ -32,6 +32,10 @@ def policies(rules: Rules = RULES, key_window: timedelta | None = None, limit: L
         Histories(rules_for, lambda _feed: False),
         (lambda _feed: limit) if limit else Settings().limit_for,
     )
+
+
+def unlimited(_feed: str) -> Limit:
+    return Limit(count=1_000_000, share=1.0, canary=1.0, awaited=timedelta(0))
 
 
 async def reconcile(

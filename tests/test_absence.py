@@ -29,8 +29,8 @@ from kit import (
     stored_delivery,
 )
 
+from reconciler.histories import Histories
 from reconciler.judging import read_page
-from reconciler.observed import Histories
 from reconciler.policy import Rules
 from reconciler.reconcile import Policies, Scope, look
 
@@ -391,7 +391,7 @@ async def test_the_prior_is_learned_of_sends_older_than_giving_up_only(db: async
 
 async def count(histories: Histories, db: asyncpg.Pool, now: datetime) -> int:
     async with db.acquire() as connection:
-        return len((await histories.of(connection, [FEED], now))[FEED].controls.get("default", ()))
+        return len((await histories.of(connection, [(FEED, "default")], now))[FEED].controls.get("default", ()))
 
 
 async def test_a_history_is_kept_for_five_minutes_and_then_read_anew(db: asyncpg.Pool) -> None:

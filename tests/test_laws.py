@@ -23,6 +23,7 @@ from kit import (
     release_by_pass,
     row,
     state,
+    unlimited,
     until_it_waits,
 )
 
@@ -30,7 +31,6 @@ from reconciler import guard, ledger, releasing
 from reconciler.feeds import pause
 from reconciler.ledger import Decided
 from reconciler.policy import Action, Verdict
-from reconciler.reconcile import no_limit
 from webhooks.event import Event, Kind, Testimony
 from webhooks.inbox import Inbox
 from webhooks.provider import Delivery
@@ -142,7 +142,7 @@ async def write_verdict(db: asyncpg.Pool, verb: str, fence: int) -> Any:
         if verb == "postpone":
             return await ledger.postpone(connection, decided, 1, "test")
         if verb == "release":
-            return (await releasing.release(connection, decided, no_limit, now, 1, "test")).counts
+            return (await releasing.release(connection, decided, unlimited, now, 1, "test")).counts
         return await ledger.fail(connection, decided, now, 1, "test")
 
 

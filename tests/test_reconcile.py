@@ -27,13 +27,14 @@ from kit import (
     row,
     state,
     stored_delivery,
+    unlimited,
     until_it_waits,
 )
 
 from reconciler import ledger
 from reconciler.ledger import Decided
 from reconciler.policy import Action, Verdict
-from reconciler.reconcile import Scope, look, no_limit
+from reconciler.reconcile import Scope, look
 from reconciler.releasing import release
 
 KEY = "order:1"
@@ -296,7 +297,7 @@ async def test_a_verdict_older_than_a_minute_is_not_written(db: asyncpg.Pool) ->
     released = Verdict(Action.RELEASED, "absent", next_check_at=late)
     decided = [Decided((await row(db, KEY))["wire_key"], "claimed", fence, released, {})]
     async with db.acquire() as connection:
-        assert not (await release(connection, decided, no_limit, late, 1, "test")).counts
+        assert not (await release(connection, decided, unlimited, late, 1, "test")).counts
         failed = [replace(decided[0], verdict=Verdict(Action.FAILED, "attempts"))]
         assert not await ledger.fail(connection, failed, late, 1, "test")
     assert await state(db, KEY) == "claimed"

@@ -26,7 +26,7 @@ from kit import (
     state,
 )
 
-from reconciler.ledger import Decided
+from reconciler.ledger import Decided, Live
 from reconciler.limits import Limit
 from reconciler.policy import Action, Rules, Verdict
 from reconciler.reconcile import Report, run_pass
@@ -39,7 +39,8 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 async def shadow_pass(
     db: asyncpg.Pool, rules: Rules = RULES, *, key_window: timedelta | None = None, limit: Limit | None = None
 ) -> Report:
-    return await run_pass(db, replace(policies(rules, key_window, limit), shadow=frozenset({FEED})), who="test")
+    shadow = replace(policies(rules, key_window, limit), live=Live(frozenset({FEED}), only=False))
+    return await run_pass(db, shadow, who="test")
 
 
 async def live_pass(db: asyncpg.Pool, rules: Rules = RULES, key_window: timedelta | None = None) -> Report:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def import_(app: App, file: BinaryIO, form: Format, feed: str | None, dry_run: bool, as_json: bool) -> None:
-    """Bring in the sends of the days before, so that there is a history to judge a feed by.
+    """Bring in the sends of the days before, as a history to judge by.
 
     FILE (- is stdin) holds JSON lines, or CSV with a header. Each line names a key, its feed, and claimed_at: when the
     message was submitted, in ISO form. With answered_at, when the provider took it, it is sent; with failed (true) it

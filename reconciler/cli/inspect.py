@@ -52,10 +52,13 @@ def status(app: App, check: bool, feed: str | None, as_json: bool) -> None:
 
     A person is needed where a send is held for more than 1 h (or, if its class decides by itself, for 1 h after its
     give_up_after); where a released one is claimed by nobody for 15 min; where sends wait and no pass ran for 5 min;
-    where a feed's newest delivery of the day was refused, or none came though sends were answered; where a breaker is
+    where a feed's newest delivery of the day was refused, or none came though sends were answered, or fewer than nine
+    in ten answered sends of an hour were heard of, or none of a class ever, or a twentieth vanished, or only the
+    provider's API knew of one; where its queue can't be read or its webhook is not as it should be; where a breaker is
     open or the database may have gone back; where sends name a feed that is not configured; where 20 events of a day
-    and more than half have a key that no send has; where this month or the next has no partition; where clocks differ
-    by more than 30 s; where a pooler has no database.direct_url beside it; and where the settings hold a warning.
+    and more than half have a key that no send has; where the archive can't be written; where this month or the next has
+    no partition; where clocks differ by more than 30 s; where a pooler has no database.direct_url beside it; and where
+    the settings hold a warning.
     """
     from reconciler.status import read_status
 

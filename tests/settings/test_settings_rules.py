@@ -34,12 +34,17 @@ def test_the_limits_of_a_feed_are_its_own_and_await_evidence_for_its_grace(load)
     assert load().limit_for("gone") == Limit(1000, 0.2, 0.1, 15 * MINUTE)
 
 
+def live(settings):
+    return [feed for feed in ("a", "b", "not-configured") if feed in settings.live()]
+
+
 def test_a_feed_is_in_shadow_mode_by_its_own_or_the_general_rule(load):
     feeds = "[feeds.a]\nprovider = 'mailgun'\nsecrets = 's'\n{}\n[feeds.b]\nprovider = 'mailgun'\nsecrets = 's'"
-    assert load(feeds.format("")).shadow_feeds() == frozenset()
-    assert load(feeds.format("mode = 'shadow'")).shadow_feeds() == {"a"}
-    general = "[rules]\nmode = 'shadow'\n" + feeds.format("mode = 'live'")
-    assert load(general).shadow_feeds() == {"b"}
+    general = "[rules]\nmode = 'shadow'\n"
+    assert live(load(feeds.format(""))) == ["a", "b", "not-configured"]
+    assert live(load(feeds.format("mode = 'shadow'"))) == ["b", "not-configured"]
+    assert live(load(general + feeds.format("mode = 'live'"))) == ["a"]
+    assert live(load(general + feeds.format(""))) == []
 
 
 def test_stress_prior_floor_look_up_and_fail_over_are_rules_of_a_class(load):

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SQL that reads how feeds spoke of the sends that are behind them: bounded samples, found through an index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+
+from reconciler.ledger import Connection
+from reconciler.policy import Rules
+from reconciler.risk import REPORTED, UNREPORTED, Cause, usual_share
+from reconciler.silence import FeedHistory, Sighting
+
+KEPT_FOR: Final = timedelta(minutes=5)
+"""How long a history is used before it is read anew."""
+
+SAMPLE: Final = 2000
+"""Controls of a message class, and ambiguous sends of a feed, that make a history."""
+
+MOST_CLASSES: Final = 20
+"""Message classes, those with the newest controls, that make a feed's history; others are read when asked about."""
+
+
+@dataclass(slots=True)
+class Histories:
+    """The histories of feeds, each read when it is asked for, and again after `kept_for`."""
+
+    rules_for: Callable[[str, str], Rules]
+    by_domain: Callable[[str], bool]
+    """Whether a feed's first event comes from the recipient's server."""
+    kept_for: timedelta = KEPT_FOR
+    _kept: dict[str, FeedHistory] = field(default_factory=dict)
+
+    async def of(
+        self, connection: Connection, asked: Iterable[tuple[str, str]], now: datetime
+    ) -> dict[str, FeedHistory]:
+        """Return the histories of feeds as of `now`, or of some minutes before; `asked` are feeds and classes."""
+        classes: dict[str, set[str]] = {}
+        for feed, message_class in asked:
+            classes.setdefault(feed, set()).add(message_class)
+        for feed in sorted(classes):
+            kept = self._kept.get(feed)
+            if kept is None or not 0 <= now.timestamp() - kept.at < self.kept_for.total_seconds():
+                recent = {row["message_class"] for row in await connection.fetch(CLASSES, feed, now, MOST_CLASSES)}
+                self._kept[feed] = await self._read(connection, feed, recent | classes[feed], now)
+            elif missing := classes[feed] - kept.controls.keys():
+                # Strata and curves follow from all of it.
+                known = kept.controls.keys() | missing
+                self._kept[feed] = await self._read(connection, feed, known, now)
+        return {feed: self._kept[feed] for feed in classes}
+
+    async def _read(self, connection: Connection, feed: str, classes: Collection[str], now: datetime) -> FeedHistory:
+        rules = self.rules_for(feed, "")
+        controls = {name: await _controls(connection, feed, name, now - rules.grace, now) for name in sorted(classes)}
+        return FeedHistory(
+            feed,
+            now.timestamp(),
+            self.by_domain(feed),
+            controls,
+            await _proved(connection, feed, now),
+            usual_share([(row["sends"], row["ambiguous"]) for row in await connection.fetch(SHARES, feed, now)]),
+            await _causes(connection, feed, now - rules.give_up_after),
+        )
+
+
+# Two probes of the index a class.
+CLASSES: Final = """
+WITH RECURSIVE found AS (
+    (SELECT message_class FROM control WHERE feed = $1 ORDER BY message_class LIMIT 1)
+    UNION ALL
+    SELECT (SELECT c.message_class FROM control c WHERE c.feed = $1 AND c.message_class > f.message_class
+            ORDER BY c.message_class LIMIT 1)
+    FROM found f WHERE f.message_class IS NOT NULL
+)
+SELECT f.message_class
+FROM found f
+CROSS JOIN LATERAL (SELECT c.first_claimed_at FROM control c WHERE c.feed = $1 AND c.message_class = f.message_class
+                    ORDER BY c.first_claimed_at DESC LIMIT 1) AS newest
+WHERE newest.first_claimed_at > $2::timestamptz - interval '30 days'
+ORDER BY newest.first_claimed_at DESC LIMIT $3
+"""
+
+DAYS_CONTROLS: Final = """
+SELECT count(*) FROM (SELECT FROM control WHERE feed = $1 AND message_class = $2
+    AND first_claimed_at > $3::timestamptz - interval '1 day' AND first_claimed_at <= $3 LIMIT $4 + 1) AS c
+"""
+
+NEWEST_CONTROLS: Final = """
+SELECT extract(epoch FROM c.first_claimed_at)::float8 AS at,
+       extract(epoch FROM heard.at - c.first_claimed_at)::float8 AS lag,
+       c.domain
+FROM (SELECT * FROM control WHERE feed = $1 AND message_class = $2
+          AND first_claimed_at > $3::timestamptz - interval '30 days' AND first_claimed_at <= $3
+      ORDER BY first_claimed_at DESC LIMIT $5) AS c
+CROSS JOIN LATERAL (
+    SELECT min(e.received_at) AS at FROM feed_event e
+    WHERE e.wire_key = c.wire_key AND e.feed = $1
+      AND (e.partition_at >= $3::timestamptz - interval '31 days' OR e.partition_at = '1970-01-01 00:00:00+00')
+      AND e.received_at <= $4
+) AS heard
+"""
+
+# As many, 21 of each quarter of an hour: an outage of a minute must not be all of a busy feed's history.
+SPREAD_CONTROLS: Final = """
+SELECT extract(epoch FROM c.first_claimed_at)::float8 AS at,
+       extract(epoch FROM heard.at - c.first_claimed_at)::float8 AS lag,
+       c.domain
+FROM generate_series(1, 96) AS quarter
+CROSS JOIN LATERAL (
+    SELECT * FROM control WHERE feed = $1 AND message_class = $2
+        AND first_claimed_at > $3::timestamptz - quarter * interval '15 min'
+        AND first_claimed_at <= $3::timestamptz - (quarter - 1) * interval '15 min'
+    ORDER BY first_claimed_at DESC LIMIT $5 / 96 + 1) AS c
+CROSS JOIN LATERAL (
+    SELECT min(e.received_at) AS at FROM feed_event e
+    WHERE e.wire_key = c.wire_key AND e.feed = $1
+      AND (e.partition_at >= $3::timestamptz - interval '2 days' OR e.partition_at = '1970-01-01 00:00:00+00')
+      AND e.received_at <= $4
+) AS heard
+"""
+
+
+async def _controls(
+    connection: Connection, feed: str, message_class: str, until: datetime, now: datetime
+) -> list[Sighting]:
+    busy = await connection.fetchval(DAYS_CONTROLS, feed, message_class, until, SAMPLE) > SAMPLE
+    statement = SPREAD_CONTROLS if busy else NEWEST_CONTROLS
+    return [Sighting(*row) for row in await connection.fetch(statement, feed, message_class, until, now, SAMPLE)]
+
+
+# Only of one attempt can it be said when it was accepted. Those whose neighbourhood was found ill before they were
+# heard of are left out: recent controls speak for such. A duplicate is one of which the feed spoke too late.
+PROVED: Final = """
+SELECT s.message_class, extract(epoch FROM s.claimed_at)::float8 AS at,
+       extract(epoch FROM heard.at - s.claimed_at)::float8 AS lag,
+       recipient_domain(s.recipient_key) AS domain
+FROM (SELECT * FROM send_log WHERE feed = $1 AND state = 'sent' AND answered_at IS NULL
+          AND verdict_source IN ('feed', 'look-up') AND sent_at <= $2
+      ORDER BY sent_at DESC LIMIT $3) AS s
+CROSS JOIN LATERAL (
+    SELECT min(e.received_at) AS at FROM feed_event e
+    WHERE e.wire_key = s.wire_key AND e.feed = $1 AND e.received_at <= $2
+) AS heard
+WHERE s.submit_by < $2 AND s.attempt - s.not_sent_attempts = 1
+  AND NOT EXISTS (SELECT FROM verdict v WHERE v.wire_key = s.wire_key AND (v.inputs ->> 'ill')::boolean)
+UNION ALL
+SELECT s.message_class, extract(epoch FROM s.first_claimed_at)::float8, NULL,
+       recipient_domain(s.recipient_key)
+FROM duplicate d JOIN send_log s USING (wire_key)
+WHERE d.feed = $1 AND d.sort = 'duplicate' AND d.found_at BETWEEN $2::timestamptz - interval '30 days' AND $2
+  AND EXISTS (SELECT FROM verdict v WHERE v.wire_key = d.wire_key AND v.action = 'released'
+              AND v.reason IN ('absent', 'looked_up'))
+"""
+
+
+async def _proved(connection: Connection, feed: str, now: datetime) -> dict[str, list[Sighting]]:
+    found: dict[str, list[Sighting]] = {}
+    for message_class, *seen in await connection.fetch(PROVED, feed, now, SAMPLE):
+        found.setdefault(message_class, []).append(Sighting(*seen))
+    return found
+
+
+# (sends, ambiguous ones) of a hundred sends in each half hour of the last day.
+SHARES: Final = """
+SELECT count(*) AS sends, count(*) FILTER (WHERE s.ambiguous) AS ambiguous
+FROM generate_series(1, 48) AS half
+CROSS JOIN LATERAL (
+    SELECT attempt - not_sent_attempts > (answered_at IS NOT NULL)::int
+           AND (state <> 'failed' OR verdict_source <> 'sender') AS ambiguous
+    FROM send_log
+    WHERE feed = $1 AND submit_by < $2
+      AND claimed_at > $2::timestamptz - half * interval '30 min'
+      AND claimed_at <= $2::timestamptz - (half - 1) * interval '30 min'
+    ORDER BY claimed_at LIMIT 100) AS s
+GROUP BY half
+"""
+
+# A send that was never judged counts with the prior's start, which is NULL here.
+CAUSES: Final = """
+SELECT a.reported, count(*) FILTER (WHERE a.accepted) AS accepted, count(*) FILTER (WHERE NOT a.accepted) AS unheard,
+       coalesce(sum(a.risk) FILTER (WHERE NOT a.accepted), 0)::float8 AS risk,
+       count(*) FILTER (WHERE NOT a.accepted AND a.risk IS NULL) AS unjudged
+FROM (
+    SELECT coalesce(v.reported, s.cause IS NOT NULL) AS reported, v.risk,
+           s.state = 'sent' AND s.verdict_source IN ('feed', 'look-up')
+           OR EXISTS (SELECT FROM duplicate d WHERE d.wire_key = s.wire_key AND d.sort = 'duplicate') AS accepted
+    FROM (SELECT * FROM ambiguous WHERE feed = $1 AND claimed_at < $2 ORDER BY claimed_at DESC LIMIT $3) AS s
+    LEFT JOIN LATERAL (
+        SELECT coalesce(risk, (inputs ->> 'risk')::float8) AS risk, (inputs ->> 'reported')::boolean AS reported
+        FROM verdict WHERE wire_key = s.wire_key AND action IN ('released', 'held') AND inputs IS NOT NULL
+        ORDER BY id DESC LIMIT 1) AS v ON true
+    WHERE NOT (s.state = 'failed' AND s.verdict_source = 'feed')
+      AND s.verdict_source IS DISTINCT FROM 'operator'
+) AS a
+GROUP BY a.reported
+"""
+
+
+async def _causes(connection: Connection, feed: str, until: datetime) -> dict[bool, Cause]:
+    found = {}
+    for row in await connection.fetch(CAUSES, feed, until, SAMPLE):
+        start = (REPORTED if row["reported"] else UNREPORTED).start
+        found[row["reported"]] = Cause(start, row["accepted"], row["unheard"], row["risk"] + start * row["unjudged"])
+    return found
