@@ -270,6 +270,21 @@ async def test_a_class_with_few_controls_is_judged_by_its_feed(db: asyncpg.Pool)
         assert (why, kept["history"]["n"] > 490) == ("absent", True)  # 45 or more of the 60 among them
 
 
+async def test_a_feeds_history_is_of_its_twenty_newest_classes_and_of_those_that_are_asked_about(
+    db: asyncpg.Pool,
+) -> None:
+    for n in range(25):
+        await heard_neighbours(db, (26 - n) * HOUR, n=4, message_class=f"class-{n}")
+    histories = Histories(lambda _feed, _class: RULES, lambda _feed: False)
+    now = await db.fetchval(NOW)
+    async with db.acquire() as connection:
+        first = (await histories.of(connection, [(FEED, "class-24")], now))[FEED]
+        assert sorted(first.controls) == sorted(f"class-{n}" for n in range(5, 25))
+        second = (await histories.of(connection, [(FEED, "class-0"), (FEED, "unheard-of")], now))[FEED]
+    assert len(second.controls["class-0"]) == 4
+    assert (second.controls["unheard-of"], len(second.controls)) == ([], 22)
+
+
 async def test_a_class_with_many_controls_is_judged_by_its_own(db: asyncpg.Pool) -> None:
     await heard_neighbours(db, n=2000)
     await heard_neighbours(db, heard=300, message_class="ill")
@@ -415,7 +430,7 @@ async def test_a_history_holds_controls_older_than_the_grace_and_at_most_two_tho
     await heard_neighbours(db, n=6000, message_class="busy")
     fresh = Histories(lambda _feed, _class: RULES, lambda _feed: False)
     async with db.acquire() as connection:
-        busy = (await fresh.of(connection, [FEED], now))[FEED].controls["busy"]
+        busy = (await fresh.of(connection, [(FEED, "busy")], now))[FEED].controls["busy"]
     assert 50 * 21 < len(busy) <= 2000
     quarters = [int((now.timestamp() - RULES.grace.total_seconds() - seen.at) // 900) for seen in busy]
     assert max(quarters.count(quarter) for quarter in set(quarters)) == 21

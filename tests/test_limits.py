@@ -174,6 +174,7 @@ async def test_a_budget_of_none_releases_nothing(db: asyncpg.Pool) -> None:
     counts = (await reconcile(db, GIVES_UP, limit=budget(0))).counts
     assert counts["held:budget"] == 4
     assert await db.fetchval("SELECT count(*) FROM send_log WHERE state = 'pending'") == 0
+    assert await db.fetchval("SELECT count(*) FROM feed_state WHERE breaker_at IS NOT NULL") == 0  # it was asked for
 
 
 async def test_retries_with_the_same_key_are_not_limited_and_take_no_place(db: asyncpg.Pool) -> None:

@@ -16,11 +16,12 @@ from api_kit import Sent, asked
 from apis.mailgun import Fake
 from kit import claim, confirm, make_older, old_claim, policies, reconcile, row, until_it_waits
 
-from reconciler import second_witness
+from reconciler import composition, second_witness
 from reconciler.lookup import Last, Question, look_up_send
 from reconciler.policy import Witness
 from reconciler.reconcile import run_pass
 from reconciler.second_witness import SecondWitness, _due_at, together
+from reconciler.settings import Settings
 from webhooks.event import Answer, wire_key
 from webhooks.lookup import Sought
 from webhooks.provider import Feed
@@ -384,8 +385,6 @@ def test_when_a_send_is_asked_about_again(
 @pytest.mark.parametrize(
     ("feed", "answer"),
     [
-        (Feed("mg", "ses", api_key="k"), None),
-        (Feed("mg", "mailgun"), None),
         (Feed("another", "mailgun", api_key="k"), None),
         (Feed("mg", "mailgun", api_key="k"), Witness(Answer.SILENT, "unconfigured")),  # it needs an api_scope too
         (Feed("mg", "azure_acs", api_key="k", api_url="http://127.0.0.1:1"), Witness(Answer.SILENT, "no_message_id")),
@@ -493,3 +492,13 @@ async def test_an_answer_that_its_adapter_stumbles_over_stops_nobody(db, monkeyp
     key = await ambiguous(db)
     answers = await ask(db, witness(Feed("mg", "mailgun", api_key="k")), "order:1")
     assert answers == {key: Witness(Answer.SILENT, "garbage")}
+
+
+def test_a_pass_asks_feeds_whose_provider_can_be_asked_and_of_which_we_have_a_credential() -> None:
+    feeds = {
+        "asked": {"provider": "mailgun", "api_key": "k"},
+        "without-a-key": {"provider": "mailgun"},
+        "never-answers": {"provider": "ses", "api_key": "k"},
+    }
+    witness = composition.policies(Settings.model_validate({"feeds": feeds})).second_witness
+    assert [name for name in (*feeds, "unknown") if witness.can_ask(name)] == ["asked"]

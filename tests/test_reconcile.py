@@ -233,6 +233,12 @@ async def test_a_class_may_ask_in_writing_for_release_after_giving_up(
     assert tuple(verdict) == ("gave_up", risk)
 
 
+async def test_giving_up_states_the_owners_floor_of_the_prior_where_nothing_was_learned(db: asyncpg.Pool) -> None:
+    await old_claim(db, KEY, 2 * DAY)
+    await reconcile(db, replace(RULES, on_unknown="release", prior_floor=0.8))
+    assert await db.fetchval("SELECT risk FROM verdict") == 0.8
+
+
 # What a pass writes
 
 

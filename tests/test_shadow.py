@@ -26,10 +26,12 @@ from kit import (
     state,
 )
 
+from reconciler import composition
 from reconciler.ledger import Decided, Live
 from reconciler.limits import Limit
 from reconciler.policy import Action, Rules, Verdict
 from reconciler.reconcile import Report, run_pass
+from reconciler.settings import Settings
 from reconciler.shadow import note_shadow
 
 KEY = "order-1"
@@ -138,6 +140,14 @@ async def test_shadow_releases_take_no_budget_and_open_no_breaker(db: asyncpg.Po
     counts = (await shadow_pass(db, rules, limit=Limit(1, 1.0, 1.0, HOUR))).counts
     assert counts["shadow:released:gave_up"] == 5
     assert await db.fetchval("SELECT count(*) FROM feed_state WHERE breaker_at IS NOT NULL") == 0
+
+
+async def test_where_all_feeds_are_in_shadow_mode_those_that_no_settings_name_are_too(db: asyncpg.Pool) -> None:
+    await old_claim(db, "order:1", 48 * HOUR)
+    settings = Settings.model_validate({"rules": {"mode": "shadow", "on_unknown": "fail"}})
+    report = await run_pass(db, composition.policies(settings), who="test")
+    assert report.counts["shadow:failed:gave_up"] == 1
+    assert await state(db, "order:1") == "claimed"
 
 
 async def test_other_feeds_go_on(db: asyncpg.Pool) -> None:

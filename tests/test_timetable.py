@@ -22,7 +22,7 @@ def told(feed: dict[str, object], message_class: dict[str, object] | None = None
 
 def test_the_ages_of_a_send_are_those_of_its_rules() -> None:
     lines = told({"provider": "mailgun", "grace": "20m", "give_up_after": "6h"}, {"max_risk": 0.02})
-    assert list(lines) == ["at any time", "claim + 1m", "+ 20m", "", "+ 6h"]
+    assert list(lines) == ["at any time", "submit_by", "+ 20m", "", "+ 6h"]
     assert "at most 2 %" in lines["+ 20m"]
     assert "stays held" in lines["+ 6h"]
     assert "after 4 attempts" in lines[""]

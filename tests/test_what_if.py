@@ -75,6 +75,14 @@ def ended(found: Tally) -> dict[str, object]:
     return {name: n for name, n in counts.items() if n}
 
 
+async def test_a_send_that_carried_no_key_is_released_by_no_silence(db: asyncpg.Pool) -> None:
+    await old_claim(db, KEY)
+    await heard_neighbours(db)
+    assert ended(await tally(db)) == {"released": {"absent": 1}}
+    await db.execute("UPDATE send_log SET unstamped = true WHERE send_key = $1", KEY)
+    assert ended(await tally(db)) == {"held": {"unstamped": 1}}
+
+
 # Duplicates
 
 

@@ -114,7 +114,8 @@ async def test_a_held_send_with_too_few_neighbours_says_how_many_there_are(db: a
 async def test_after_give_up_only_a_person_or_evidence_decides(db: asyncpg.Pool) -> None:
     await old_claim(db, "order:1", timedelta(days=2))
     story = await why(db, "order:1")
-    assert "given up on: only evidence or you can decide it now" in str(story.next and story.next.missing)
+    missing = str(story.next and story.next.missing)
+    assert "give_up_after is over: evidence, a witness of absence or you decide it now" in missing
 
 
 async def test_verdicts_show_what_their_witnesses_answered(db: asyncpg.Pool) -> None:
