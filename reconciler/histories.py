@@ -49,7 +49,7 @@ class Histories:
                 # Strata and curves follow from all of it.
                 known = kept.controls.keys() | missing
                 self._kept[feed] = await self._read(connection, feed, known, now)
-        return {feed: self._kept[feed] for feed in classes}
+        return {feed: self._kept[feed] for feed in sorted(classes)}
 
     async def _read(self, connection: Connection, feed: str, classes: Collection[str], now: datetime) -> FeedHistory:
         rules = self.rules_for(feed, "")

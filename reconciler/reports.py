@@ -104,8 +104,8 @@ VANISHED: Final = """
 WITH sample AS MATERIALIZED (
     SELECT s.wire_key, s.feed, s.message_class, s.claimed_at, CASE
         WHEN EXISTS (
-            SELECT FROM provider_event e
-            WHERE e.wire_key = s.wire_key AND e.source IN ('http', 'sqs', 'replay', 'back-fill')
+            SELECT FROM feed_event e
+            WHERE e.wire_key = s.wire_key
               AND (e.partition_at >= s.claimed_at - interval '1 day' OR e.partition_at = '1970-01-01 00:00:00+00')
         ) THEN 1
         WHEN EXISTS (

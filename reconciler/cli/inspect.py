@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -126,39 +126,33 @@ def _say_status(found: Status, findings: list[Finding]) -> None:
         )
     else:
         say("none")
-    if found.feeds:
-        say()
-        say("Feeds (the deliveries of the last 5 s may not be counted yet)")
-        say_table(
-            ("FEED", "PROVIDER", "MODE", "LAST STORED", "LAST REFUSED", "RELEASED 1H", "BUDGET", "HOLDS"),
-            [
-                (
-                    f.feed,
-                    f.provider,
-                    f.mode,
-                    when(f.stored_at, now),
-                    when(f.refused_at, now),
-                    f.released,
-                    f.budget,
-                    ", ".join(f.holds) or None,
-                )
-                for f in found.feeds
-            ],
-        )
-    if found.outlooks:
-        say()
-        say("What silence is worth (of a sample of 2,000 answered sends)")
-        say_table(
-            ("FEED", "CLASS", "ANSWERED", "MISSING", "HEARD 1H", "98 % HEARD BY", "SILENT ONE RELEASED AT"),
-            [_outlook_row(o) for o in found.outlooks],
-        )
-    if found.refused:
-        say()
-        say("Refused deliveries")
-        say_table(
-            ("FEED", "REASON", "LAST HOUR", "LAST DAY", "NEWEST"),
-            [(r.feed, r.reason, r.last_hour, r.last_day, when(r.last_at, now)) for r in found.refused],
-        )
+    _say_part(
+        "Feeds (the deliveries of the last 5 s may not be counted yet)",
+        ("FEED", "PROVIDER", "MODE", "LAST STORED", "LAST REFUSED", "RELEASED 1H", "BUDGET", "HOLDS"),
+        [
+            (
+                f.feed,
+                f.provider,
+                f.mode,
+                when(f.stored_at, now),
+                when(f.refused_at, now),
+                f.released,
+                f.budget,
+                ", ".join(f.holds) or None,
+            )
+            for f in found.feeds
+        ],
+    )
+    _say_part(
+        "What silence is worth (of a sample of 2,000 answered sends)",
+        ("FEED", "CLASS", "ANSWERED", "MISSING", "HEARD 1H", "98 % HEARD BY", "SILENT ONE RELEASED AT"),
+        [_outlook_row(o) for o in found.outlooks],
+    )
+    _say_part(
+        "Refused deliveries",
+        ("FEED", "REASON", "LAST HOUR", "LAST DAY", "NEWEST"),
+        [(r.feed, r.reason, r.last_hour, r.last_day, when(r.last_at, now)) for r in found.refused],
+    )
     say()
     say(_last_pass(found))
     say()
@@ -166,6 +160,14 @@ def _say_status(found: Status, findings: list[Finding]) -> None:
         say(("! " if finding.needs_person else "- ") + finding.line())
     if not findings:
         say("nothing needs a person")
+
+
+def _say_part(title: str, header: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
+    """Print a table under its title, and nothing where it has no row."""
+    if rows:
+        say()
+        say(title)
+        say_table(header, rows)
 
 
 def _outlook_row(outlook: Outlook) -> tuple[object, ...]:
