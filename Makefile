@@ -29,7 +29,7 @@ check: lint types imports test ## All of the above
 bench: $(BIN)/python ## Measure the receiver and the pass (minutes; not part of check)
 	$(BIN)/python -m benchmarks
 
-calibration: $(BIN)/python ## Judge what releases state in invented worlds (some 12 minutes; not part of check)
+calibration: $(BIN)/python ## Judge what releases state in invented worlds (half an hour; not part of check)
 	$(BIN)/python -m tests.calibration
 
 mutants: $(BIN)/python ## Break each law by a small patch: the test that holds it must fail

@@ -38,6 +38,13 @@ CREATE INDEX verdict_released ON verdict (feed, decided_at)
 -- A person who resumes a feed grants it a new budget.
 ALTER TABLE feed_state DROP COLUMN budget_hour, DROP COLUMN budget_used, ADD COLUMN resumed_at timestamptz;
 
+-- A time that drivers can't read would stop every pass that meets it.
+ALTER TABLE send_log ADD CONSTRAINT times_are_of_our_era CHECK (
+    least(intended_at, not_before, expires_at, first_claimed_at, claimed_at, submit_by, next_check_at, released_at,
+          retry_until) >= '1970-01-01 00:00:00+00'
+    AND greatest(intended_at, not_before, expires_at, first_claimed_at, claimed_at, submit_by, next_check_at,
+                 released_at, retry_until) < '9999-12-31 00:00:00+00');
+
 -- What passes decide of feeds in shadow mode: recorded, and never acted on.
 CREATE TABLE shadow_verdict (LIKE verdict INCLUDING DEFAULTS INCLUDING IDENTITY INCLUDING CONSTRAINTS,
     PRIMARY KEY (wire_key, id));

@@ -234,7 +234,7 @@ async def record(connection: Connection, found: Sequence[Duplicate], who: str) -
         [d.feed for d in found],
         [json.dumps({"because": d.because, "acceptances": [*map(_evidence, d.evidence)]}) for d in found],
     ]
-    async with connection.transaction():
+    async with connection.transaction(isolation="read_committed"):
         rows = await connection.fetch(RECORD, *columns)
         written = {(row["wire_key"], row["sort"]) for row in rows}
         new = [d for d in found if (d.wire_key, d.sort) in written]

@@ -98,7 +98,9 @@ async def resume(connection: Connection, feed: str, reason: str, who: str) -> bo
 
 
 FEEDS_EXIST: Final = "INSERT INTO feed_state (feed) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING"
-LOCK_FEEDS: Final = "SELECT FROM feed_state WHERE feed = ANY ($1::text[]) ORDER BY feed FOR NO KEY UPDATE"
+LOCK_FEEDS: Final = """
+SELECT FROM feed_state WHERE feed = ANY ($1::text[]) ORDER BY feed COLLATE "C" FOR NO KEY UPDATE
+"""
 
 
 async def lock_feeds(connection: Connection, feeds: Sequence[str]) -> None:

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from reconciler.ledger import Connection
@@ -43,26 +43,33 @@ class Histories:
         for feed in sorted(classes):
             kept = self._kept.get(feed)
             if kept is None or not 0 <= now.timestamp() - kept.at < self.kept_for.total_seconds():
-                recent = {row["message_class"] for row in await connection.fetch(CLASSES, feed, now, MOST_CLASSES)}
-                self._kept[feed] = await self._read(connection, feed, recent | classes[feed], now)
+                newest = [row["message_class"] for row in await connection.fetch(CLASSES, feed, now, MOST_CLASSES)]
+                self._kept[feed] = await self._read(connection, feed, newest, classes[feed], now)
             elif missing := classes[feed] - kept.controls.keys():
-                # Strata and curves follow from all of it.
-                known = kept.controls.keys() | missing
-                self._kept[feed] = await self._read(connection, feed, known, now)
+                moment = datetime.fromtimestamp(kept.at, UTC)
+                self._kept[feed] = kept.with_classes(await self._controls(connection, feed, missing, moment))
         return {feed: self._kept[feed] for feed in sorted(classes)}
 
-    async def _read(self, connection: Connection, feed: str, classes: Collection[str], now: datetime) -> FeedHistory:
+    async def _read(
+        self, connection: Connection, feed: str, newest: Sequence[str], asked: Collection[str], now: datetime
+    ) -> FeedHistory:
         rules = self.rules_for(feed, "")
-        controls = {name: await _controls(connection, feed, name, now - rules.grace, now) for name in sorted(classes)}
         return FeedHistory(
             feed,
             now.timestamp(),
             self.by_domain(feed),
-            controls,
+            await self._controls(connection, feed, {*newest, *asked}, now),
             await _proved(connection, feed, now),
             usual_share([(row["sends"], row["ambiguous"]) for row in await connection.fetch(SHARES, feed, now)]),
             await _causes(connection, feed, now - rules.give_up_after),
+            newest,
         )
+
+    async def _controls(
+        self, connection: Connection, feed: str, classes: Collection[str], now: datetime
+    ) -> dict[str, list[Sighting]]:
+        until = now - self.rules_for(feed, "").grace
+        return {name: await _controls(connection, feed, name, until, now) for name in sorted(classes)}
 
 
 # Two probes of the index a class.
@@ -130,15 +137,27 @@ async def _controls(
     return [Sighting(*row) for row in await connection.fetch(statement, feed, message_class, until, now, SAMPLE)]
 
 
-# Only of one attempt can it be said when it was accepted. Those whose neighbourhood was found ill before they were
-# heard of are left out: recent controls speak for such. A duplicate is one of which the feed spoke too late.
+# In the order of their proof, those of the last day spread over it: on a busy feed the newest are all too young to tell
+# what comes late. Only of one attempt can it be said when it was accepted. Those whose neighbourhood was found ill
+# before they were heard of are left out: recent controls speak for such. A duplicate is one of which the feed spoke too
+# late.
 PROVED: Final = """
 SELECT s.message_class, extract(epoch FROM s.claimed_at)::float8 AS at,
        extract(epoch FROM heard.at - s.claimed_at)::float8 AS lag,
        recipient_domain(s.recipient_key) AS domain
-FROM (SELECT * FROM send_log WHERE feed = $1 AND state = 'sent' AND answered_at IS NULL
-          AND verdict_source IN ('feed', 'look-up') AND sent_at <= $2
-      ORDER BY sent_at DESC LIMIT $3) AS s
+FROM (
+    SELECT day.* FROM generate_series(1, 96) AS quarter
+    CROSS JOIN LATERAL (
+        SELECT * FROM send_log WHERE feed = $1 AND state = 'sent' AND answered_at IS NULL
+            AND verdict_source IN ('feed', 'look-up')
+            AND sent_at > $2::timestamptz - quarter * interval '15 min'
+            AND sent_at <= $2::timestamptz - (quarter - 1) * interval '15 min'
+        ORDER BY sent_at DESC LIMIT $3 / 96 + 1) AS day
+    UNION ALL
+    (SELECT * FROM send_log WHERE feed = $1 AND state = 'sent' AND answered_at IS NULL
+         AND verdict_source IN ('feed', 'look-up') AND sent_at <= $2::timestamptz - interval '1 day'
+     ORDER BY sent_at DESC LIMIT $3)
+) AS s
 CROSS JOIN LATERAL (
     SELECT min(e.received_at) AS at FROM feed_event e
     WHERE e.wire_key = s.wire_key AND e.feed = $1 AND e.received_at <= $2
@@ -162,19 +181,21 @@ async def _proved(connection: Connection, feed: str, now: datetime) -> dict[str,
     return found
 
 
-# (sends, ambiguous ones) of a hundred sends in each half hour of the last day.
+# (sends, ambiguous ones) of 300 sends in each half hour of the last day, and in each 15 hours of the last month: at ten
+# sends an hour a day is too little to tell what is usual.
 SHARES: Final = """
 SELECT count(*) AS sends, count(*) FILTER (WHERE s.ambiguous) AS ambiguous
-FROM generate_series(1, 48) AS half
+FROM generate_series(1, 48) AS n
+CROSS JOIN (VALUES (interval '30 min'), (interval '15 hours')) AS stretch(long)
 CROSS JOIN LATERAL (
     SELECT attempt - not_sent_attempts > (answered_at IS NOT NULL)::int
            AND (state <> 'failed' OR verdict_source <> 'sender') AS ambiguous
     FROM send_log
     WHERE feed = $1 AND submit_by < $2
-      AND claimed_at > $2::timestamptz - half * interval '30 min'
-      AND claimed_at <= $2::timestamptz - (half - 1) * interval '30 min'
-    ORDER BY claimed_at LIMIT 100) AS s
-GROUP BY half
+      AND claimed_at > $2::timestamptz - n * stretch.long
+      AND claimed_at <= $2::timestamptz - (n - 1) * stretch.long
+    ORDER BY claimed_at LIMIT 300) AS s
+GROUP BY stretch.long, n
 """
 
 # A send that was never judged counts with the prior's start, which is NULL here.

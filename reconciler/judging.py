@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -17,7 +17,7 @@ from reconciler.ledger import BEGINNING, Connection, Decided
 from reconciler.neighbours import assess_silence
 from reconciler.policy import FeedView, Heard, Row, Rules, Verdict, Witness, decide
 from reconciler.risk import REPORTED, UNREPORTED, Assessment, risk_of
-from reconciler.silence import Claim, Judged
+from reconciler.silence import Attempt, Claim, Judged
 from webhooks.event import Answer
 
 LOOK_UP_MISS: Final = 0.001
@@ -26,6 +26,9 @@ assumption that no figure of ours supports yet; what a release on its word state
 
 UNSTAMPED: Final = Witness(Answer.SILENT, "unstamped")
 """What any feed says of a send whose message carried no key by which it could be heard of."""
+
+LONG_WINDOW: Final = Witness(Answer.SILENT, "long_window")
+"""What any feed says of a send that had an hour or more to leave: nobody knows beside which others it did."""
 
 RulesFor = Callable[[str, str], Rules]
 
@@ -37,10 +40,13 @@ class Page:
     rows: Sequence[asyncpg.Record]
     now: datetime
     health: Mapping[str, Health]
-    past_grace: Collection[str]
-    """Wire keys of the claims that are past their grace and not known to be accepted."""
+    past_grace: Mapping[str, Witness | None]
+    """Claims that are past their grace and not known to be accepted, by wire key: what their feeds answer whatever they
+    tell of other sends, None where that counts."""
     silence: Mapping[str, Judged]
-    """What the feed's silence is worth, of those whose feed may speak at all."""
+    """What the silence is worth of those whose feeds' silence counts."""
+    priors: Mapping[str, float]
+    """p0 of those that are past their grace."""
 
     def unheard(self, rules_for: RulesFor) -> Iterator[asyncpg.Record]:
         """Name the claims about which the rules let the API be asked: past grace, unheard of, on no hold."""
@@ -55,24 +61,37 @@ class Page:
                 yield row
 
     def witness(self, row: asyncpg.Record) -> Witness:
-        """Return the feed's answer about a row."""
-        if row["unstamped"]:
-            return UNSTAMPED
-        judged = self.silence.get(row["wire_key"])
-        return feed_witness(self.health[row["feed"]], judged.assessment if judged else None)
+        """Return the feeds' answer about a row."""
+        if judged := self.silence.get(row["wire_key"]):
+            return silent_witness(judged.assessment)
+        return self.past_grace.get(row["wire_key"]) or Witness(Answer.SILENT, "silent")
 
 
 async def read_page(connection: Connection, rules_for: RulesFor, histories: Histories, keys: Sequence[str]) -> Page:
     """Read a page of rows, and what is known of them and their feeds."""
     rows = sorted(await ledger.read_rows(connection, keys), key=lambda row: row["wire_key"])
     if not rows:
-        return Page([], BEGINNING.at, {}, (), {})
+        return Page([], BEGINNING.at, {}, {}, {}, {})
     now = max(row["now"] for row in rows)
-    health = await feed_health(connection, {row["feed"] for row in rows})
     past_grace = [row for row in rows if _is_past_grace(row, rules_for, now)]
-    claims = [_claim(row, now) for row in past_grace if not row["unstamped"] and not health[row["feed"]].cannot_speak]
+    attempts = await _attempts(connection, past_grace)
+    feeds = {row["feed"] for row in rows} | {attempt.feed for own in attempts.values() for attempt in own}
+    health = await feed_health(connection, feeds)
+    mute = {row["wire_key"]: _mute(row, attempts[row["wire_key"]], health) for row in past_grace}
+    known = await histories.of(connection, {(row["feed"], row["message_class"]) for row in past_grace}, now)
+    floor = {row["wire_key"]: rules_for(row["feed"], row["message_class"]).prior_floor for row in past_grace}
+    priors = {
+        row["wire_key"]: max(known[row["feed"]].prior(reported=row["reported"]), floor[row["wire_key"]])
+        for row in past_grace
+    }
+    claims = [
+        claim
+        for row in past_grace
+        if not mute[row["wire_key"]]
+        for claim in _claims(row, attempts[row["wire_key"]], now)
+    ]
     silence = await assess_silence(connection, histories, claims, now) if claims else {}
-    return Page(rows, now, health, {row["wire_key"] for row in past_grace}, silence)
+    return Page(rows, now, health, mute, silence, priors)
 
 
 def _is_past_grace(row: asyncpg.Record, rules_for: RulesFor, now: datetime) -> bool:
@@ -81,16 +100,40 @@ def _is_past_grace(row: asyncpg.Record, rules_for: RulesFor, now: datetime) -> b
     return bool(now >= row["submit_by"] + rules_for(row["feed"], row["message_class"]).grace)
 
 
-def _claim(row: asyncpg.Record, now: datetime) -> Claim:
-    return Claim(
-        row["wire_key"],
-        row["feed"],
-        row["message_class"],
-        row["domain"],
-        row["claimed_at"],
-        (now - row["submit_by"]).total_seconds(),
-        row["reported"],
-    )
+async def _attempts(connection: Connection, rows: Sequence[asyncpg.Record]) -> dict[str, list[Attempt]]:
+    """Return the attempts of each row that may have been accepted and of which no witness said that they were not."""
+    found = {row["wire_key"]: [Attempt(row["feed"], row["claimed_at"], row["submit_by"].timestamp())] for row in rows}
+    again = [row["wire_key"] for row in rows if row["reached"] > 1]
+    if again:
+        for earlier in await ledger.unjudged_attempts(connection, again):
+            found[earlier["wire_key"]].append(Attempt(earlier["feed"], earlier["claimed_at"], earlier["submit_by"]))
+    return found
+
+
+def _mute(row: asyncpg.Record, attempts: Sequence[Attempt], health: Mapping[str, Health]) -> Witness | None:
+    """Return what feeds answer about a send whatever they tell of others; None: that counts."""
+    if row["unstamped"]:
+        return UNSTAMPED
+    for attempt in attempts:
+        if reason := health[attempt.feed].cannot_speak:
+            return Witness(Answer.SILENT, reason)
+    return LONG_WINDOW if any(attempt.is_long for attempt in attempts) else None
+
+
+def _claims(row: asyncpg.Record, attempts: Sequence[Attempt], now: datetime) -> Iterator[Claim]:
+    for attempt in attempts:
+        age = now.timestamp() - attempt.submit_by
+        for since, until in attempt.stretches():
+            yield Claim(
+                row["wire_key"],
+                attempt.feed,
+                row["message_class"],
+                row["domain"],
+                since,
+                until,
+                age,
+                row["reported"],
+            )
 
 
 def heard_of(row: asyncpg.Record) -> Heard:
@@ -124,7 +167,7 @@ def judge_row(
         released=row["released"],
         told=row["told"],
     )
-    prior = judged.assessment.p0 if judged else starting_prior(rules, reported=row["reported"])
+    prior = page.priors.get(row["wire_key"], starting_prior(rules, reported=row["reported"]))
     view = FeedView(page.health[row["feed"]].hold, witness, key_window, prior, can_be_asked)
     if answer:
         answer = replace(answer, risk=risk_of(LOOK_UP_MISS, prior))
@@ -154,19 +197,6 @@ def _is_absence(verdict: Verdict) -> bool:
 
 def _shown(witness: Witness) -> dict[str, Any]:
     return {"answer": witness.answer, "reason": witness.reason}
-
-
-def feed_witness(health: Health, silence: Assessment | None) -> Witness:
-    """Return the feed's answer about a claim of which nothing was heard.
-
-    ABSENT needs a feed whose newest delivery was stored, and a silence that is worth something (`reconciler.risk`).
-    Anything less is silence, with its reason.
-    """
-    if reason := health.cannot_speak:
-        return Witness(Answer.SILENT, reason)
-    if silence is None:
-        return Witness(Answer.SILENT, "silent")
-    return silent_witness(silence)
 
 
 def silent_witness(silence: Assessment) -> Witness:

@@ -157,6 +157,22 @@ async def read_rows(connection: Connection, keys: Sequence[str]) -> list[asyncpg
     return await connection.fetch(READ_ROWS, keys)
 
 
+# One that a witness called absent was judged at its release; one proved not sent can't have been accepted.
+UNJUDGED_ATTEMPTS: Final = """
+SELECT wire_key, feed, extract(epoch FROM claimed_at)::float8 AS claimed_at,
+       extract(epoch FROM submit_by)::float8 AS submit_by
+FROM verdict
+WHERE wire_key = ANY ($1::text[]) AND action = 'released' AND reason IN ('same_key_retry', 'gave_up', 'operator')
+  AND num_nulls(feed, claimed_at, submit_by) = 0
+ORDER BY wire_key, id
+"""
+
+
+async def unjudged_attempts(connection: Connection, keys: Sequence[str]) -> list[asyncpg.Record]:
+    """Return the earlier attempts of sends that may have been accepted and that no witness judged."""
+    return await connection.fetch(UNJUDGED_ATTEMPTS, keys)
+
+
 FAIL: Final = """
 WITH v AS (
     SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[])

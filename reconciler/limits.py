@@ -19,6 +19,9 @@ LEAST_BUDGET: Final = 20
 LEAST_CANARY: Final = 10
 """So many releases are allowed before the evidence of any was awaited."""
 
+MOST_CLAIMS: Final = 10_000_000
+"""Claims of an hour are counted no further."""
+
 LOOK_AGAIN: Final = timedelta(minutes=1)
 
 
@@ -38,7 +41,9 @@ class Limit:
     @property
     def claims_that_count(self) -> int:
         """How many claims of an hour need to be counted: with more of them `count` decides."""
-        return math.ceil(self.count / self.share) if self.share else 0
+        if not self.share:
+            return 0
+        return MOST_CLAIMS if self.share * MOST_CLAIMS <= self.count else math.ceil(self.count / self.share)
 
 
 @dataclass(frozen=True, slots=True)

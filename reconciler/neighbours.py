@@ -26,6 +26,7 @@ from reconciler.silence import (
     Sighting,
     buckets,
     slot,
+    worse,
 )
 
 MOST_HEARD: Final = 5000
@@ -35,16 +36,18 @@ MOST_HEARD: Final = 5000
 async def assess_silence(
     connection: Connection, histories: Histories, claims: Sequence[Claim], now: datetime
 ) -> dict[str, Judged]:
-    """Return what silence about each claim is worth, by wire key."""
+    """Return what silence about each send is worth, by wire key; of several claims of one the worst."""
     known = await histories.of(connection, {(claim.feed, claim.message_class) for claim in claims}, now)
     own = buckets(claims, known)
     near = await _neighbours(connection, own, known, now)
     crowds = await _crowds(connection, own, known, now)
-    found = {}
+    found: dict[str, Judged] = {}
     for bucket, (before, after), crowd in zip(own, near, crowds, strict=True):
         around = Around(known[bucket.stratum.feed], bucket, before, after, crowd, now.timestamp())
         for claim in bucket.claims:
-            found[claim.wire_key] = around.judge(claim, histories.rules_for(claim.feed, claim.message_class))
+            judged = around.judge(claim, histories.rules_for(claim.feed, claim.message_class))
+            other = found.get(claim.wire_key)
+            found[claim.wire_key] = worse(other, judged) if other else judged
     return found
 
 

@@ -22,6 +22,8 @@ LATEST_LOOK: Final = timedelta(minutes=15)
 TELL_AGAIN: Final = (timedelta(minutes=1), timedelta(minutes=5), timedelta(minutes=15))
 """When a released row that nobody claims is told again: after the first, the second and every later telling."""
 
+LONGEST_BACKOFF: Final = timedelta(days=3650)
+
 WINDOW_MARGIN: Final = timedelta(minutes=10)
 """A same-key retry must be over this long before the provider forgets the key: clocks differ, requests linger."""
 
@@ -154,7 +156,7 @@ def decide(row: Row, heard: Heard, feed: FeedView, look_up: Witness | None, rule
         return Verdict(Action.WAITING, "submitting", next_check_at=row.submit_by)
     retry_until = row.first_claimed_at + feed.key_window - WINDOW_MARGIN if feed.key_window else None
     if retry_until and _may_retry_same_key(row, heard, feed, rules, now) and now < retry_until:
-        due = row.submit_by + rules.retry_backoff * 2 ** min(row.reached - 1, 16)
+        due = row.submit_by + min(rules.retry_backoff * 2 ** min(row.reached - 1, 16), LONGEST_BACKOFF)
         if now < due:
             return Verdict(Action.WAITING, "backoff", next_check_at=due)
         return Verdict(
@@ -171,9 +173,9 @@ def _decide_after_grace(
     assert row.submit_by is not None  # noqa: S101 - decide has looked
     age = now - row.submit_by
     given_up = age >= rules.give_up_after
-    not_asked = rules.look_up == "before_release" and feed.can_be_asked and look_up is None
-    absent = next((w for w in (look_up, feed.witness) if w and w.answer is Answer.ABSENT and not not_asked), None)
-    silent = "look_up" if not_asked and feed.witness.answer is Answer.ABSENT else feed.witness.reason or "silent"
+    objection = _objection(feed, look_up, rules)
+    absent = next((w for w in (look_up, feed.witness) if w and w.answer is Answer.ABSENT and not objection), None)
+    silent = objection if objection and feed.witness.answer is Answer.ABSENT else feed.witness.reason or "silent"
     later = now + min(max(age / 10, SOONEST_LOOK), LATEST_LOOK)
     if feed.hold:
         return Verdict(Action.HELD, feed.hold, next_check_at=later)
@@ -199,6 +201,23 @@ def _decide_after_grace(
     if rules.on_unknown == "fail":
         return Verdict(Action.FAILED, "gave_up")
     return Verdict(Action.HELD, silent, next_check_at=later)
+
+
+CANNOT_TELL: Final = ("no_recipient", "several_recipients", "no_message_id", "unsupported", "too_old", "no_control")
+"""Why an API has nothing to say of a send, however often it is asked: then its feed decides alone."""
+
+MAY_BE_IT: Final = ("unnamed", "unknown_event")
+"""What an API says that knows of something which may be the send."""
+
+
+def _objection(feed: FeedView, look_up: Witness | None, rules: Rules) -> str | None:
+    """Return why an absence doesn't count: the API may know the send, or has to be asked first and has not answered."""
+    if look_up and look_up.answer is Answer.SILENT and look_up.reason in MAY_BE_IT:
+        return look_up.reason
+    if rules.look_up != "before_release" or not feed.can_be_asked:
+        return None
+    answered = look_up and (look_up.answer is not Answer.SILENT or look_up.reason in CANNOT_TELL)
+    return None if answered else "look_up"
 
 
 def _decide_pending(row: Row, heard: Heard, now: datetime) -> Verdict:

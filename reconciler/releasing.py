@@ -70,7 +70,7 @@ async def release(
     it counts what they released: all processes share the limits exactly.
     """
     wanted = Counter(d.feed for d in decided if d.limited)
-    async with connection.transaction():
+    async with connection.transaction(isolation="read_committed"):  # a later statement sees what committed
         await connection.execute(MEET_WHOEVER_PAUSES)
         allowed = await _allowances(connection, wanted, limit_for)
         now, refused = _allowed(decided, allowed, decided_at)
@@ -113,7 +113,8 @@ USAGE: Final = """
 SELECT f.feed, hour.n AS last_hour, claims.n AS claims, hour.unproved, awaited.proved
 FROM unnest($1::text[], $2::bigint[], $3::interval[]) AS f(feed, most, awaited)
 CROSS JOIN LATERAL (
-    SELECT greatest(statement_timestamp() - interval '1 hour', max(resumed_at)) AS since
+    SELECT greatest(statement_timestamp() - interval '1 hour',
+                    max(resumed_at) FILTER (WHERE resumed_at <= statement_timestamp())) AS since
     FROM feed_state WHERE feed IN (f.feed, '*')
 ) AS budget
 CROSS JOIN LATERAL (
@@ -131,7 +132,7 @@ CROSS JOIN LATERAL (
     SELECT coalesce(min(n) FILTER (WHERE wrong) - 1, count(*)) AS proved
     FROM (
         SELECT row_number() OVER (ORDER BY v.decided_at DESC) AS n,
-               s.state = 'sent' AND s.answered_at IS NULL AND s.attempt = v.attempt
+               s.state = 'sent' AND s.attempt = v.attempt
                OR EXISTS (SELECT FROM duplicate d WHERE d.wire_key = v.wire_key AND d.sort = 'duplicate') AS wrong
         FROM (SELECT * FROM verdict
               WHERE feed = f.feed AND action = 'released' AND reason IN ('absent', 'looked_up', 'gave_up')

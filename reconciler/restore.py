@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import asyncpg
 import msgspec
@@ -23,16 +23,20 @@ from reconciler.ledger import Connection
 _log: Final = structlog.get_logger()
 
 
+Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What the database takes: a file that holds more was not written by us."""
+
+
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """What a process remembers of the last heartbeat that it committed."""
 
-    heartbeat: int
-    system: int | None
+    heartbeat: Number
+    system: Number | None
     """The server's system identifier; None where the server doesn't tell it."""
-    timeline: int | None
-    line_from: int
+    timeline: Number | None
+    line_from: Number
     """The first heartbeat on that server and time line: two restores may begin time lines of one number."""
-    fence: int
+    fence: Number
     """The highest fence given out until then."""
 
 

@@ -388,7 +388,7 @@ def assess(
     risk = risk_of(m, p0)
     if risk <= max_risk:
         return Assessment(Answer.ABSENT, "", risk, m, age, p0, stress, weight, excess, counts, recent, burst)
-    calm, _ = _miss_rate(age, recent, counts.miss_rate(), history, 1.0)
+    calm = missed if burst.crowding == 1 else _miss_rate(age, recent, counts.miss_rate(), history, 1.0)[0]
     reason: Reason = "burst" if risk_of(min(1.0, stress * calm), p0) <= max_risk else "risk"
     return Assessment(Answer.SILENT, reason, risk, m, age, p0, stress, weight, excess, counts, recent, burst)
 

@@ -91,7 +91,7 @@ class RuleSettings(Section):
     """How long evidence is still looked for after a failure."""
     on_unknown: Literal["hold", "fail", "release"] = "hold"
     """What becomes of a send that nobody could testify of until `give_up_after`."""
-    stress: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    stress: Annotated[Number, Field(ge=1, le=1e6, allow_inf_nan=False)] | None = None
     """How many times more than answered sends ambiguous ones are missed by the feed; None: learned, 3 at first."""
     prior_floor: Number = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
     """Least probability that an ambiguous send was accepted, before anybody listened. At least 0.5 or 0.95."""
@@ -104,13 +104,13 @@ class FeedRuleSettings(RuleSettings):
 
     mode: Literal["live", "shadow"] = "live"
     """`shadow`: passes decide and record what they would do, and change nothing."""
-    release_budget: Whole = Field(default=1000, ge=0)
+    release_budget: Whole = Field(default=1000, ge=0, le=1_000_000)
     """Greatest number of releases an hour, same-key retries not counted."""
     release_share: Number = Field(default=0.2, ge=0, le=1, allow_inf_nan=False)
     """Releases an hour as the greatest share of the feed's claims of that hour; 20 are always allowed."""
-    canary_share: Number = Field(default=0.1, gt=0, le=1, allow_inf_nan=False)
+    canary_share: Number = Field(default=0.1, ge=0.001, le=1, allow_inf_nan=False)
     """Share of many that is released first; the rest after a grace in which nothing was heard of these. 1: all."""
-    look_up_budget: Whole = Field(default=60, ge=0)
+    look_up_budget: Whole = Field(default=60, ge=0, le=1_000_000)
     """Greatest number of questions to the provider's API a minute."""
 
 

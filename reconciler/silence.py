@@ -9,14 +9,21 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
 from reconciler.history import SMALL, Curve, Stratum, stratum
 from reconciler.policy import Rules
 from reconciler.risk import MOST, REPORTED, UNREPORTED, Assessment, Burst, Cause, Recent, assess, nearest
+from webhooks.event import Answer
+
+STRETCH: Final = 300.0
+"""A longer time to submit is judged in stretches: nobody knows in which one the send left, so the worst counts."""
+
+MOST_STRETCHES: Final = 12
 
 BUCKET: Final = 60.0
 """Claims of one stratum and minute share their recent controls."""
@@ -32,14 +39,17 @@ class Sighting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An ambiguous send of which nothing was heard."""
+    """An ambiguous send of which nothing was heard, and a stretch of time in which it may have been submitted."""
 
     wire_key: str
     feed: str
     message_class: str
     domain: str | None
     """The recipient's; None where it is unknown."""
-    claimed_at: float
+    since: float
+    """From when on it may have been submitted: its claim, or a later moment of a long time to submit."""
+    until: float
+    """Until when it may have been, at most STRETCH later."""
     age: float
     """Since `submit_by`."""
     reported: bool
@@ -58,6 +68,26 @@ def slot(at: float) -> int:
     return int(at // 300)
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that may have been accepted: from its claim to its `submit_by` the send may have left."""
+
+    feed: str
+    claimed_at: float
+    submit_by: float
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it lasts so long that its stretches would be too many."""
+        return self.submit_by - self.claimed_at > MOST_STRETCHES * STRETCH
+
+    def stretches(self) -> Iterable[tuple[float, float]]:
+        """Cut it into equal stretches of at most STRETCH."""
+        n = max(1, math.ceil((self.submit_by - self.claimed_at) / STRETCH))
+        step = (self.submit_by - self.claimed_at) / n
+        return ((self.claimed_at + i * step, self.claimed_at + (i + 1) * step) for i in range(n))
+
+
 @dataclass(slots=True)
 class FeedHistory:
     """What is known of a feed from the sends that are behind it, as of one moment."""
@@ -74,13 +104,15 @@ class FeedHistory:
     """How large a part of its sends is usually ambiguous."""
     causes: Mapping[bool, Cause] = field(default_factory=dict)
     """Priors, by whether the sender reported the failure."""
+    newest: Sequence[str] = ()
+    """The classes that stand for the whole feed."""
     density: dict[int, Density] = field(default_factory=dict)
     """How dense its sends lay, by slot, as far as that was asked."""
     heard: dict[str, float] = field(default_factory=dict)
     """When it first spoke of controls, by wire key, of those that were asked about lately."""
-    _counts: dict[Stratum, int] = field(default_factory=dict)
+    _counts: dict[str, dict[Stratum, int]] = field(default_factory=dict)
     _strata: dict[tuple[str, str | None], Stratum] = field(default_factory=dict)
-    _curves: dict[tuple[Stratum, str], Curve] = field(default_factory=dict)
+    _curves: dict[tuple[Stratum, str | None], Curve] = field(default_factory=dict)
 
     def prior(self, *, reported: bool) -> float:
         """Return p0 of an ambiguous send."""
@@ -90,36 +122,43 @@ class FeedHistory:
         """Return where history and recent controls of a send are taken."""
         key = (message_class, domain if self.by_domain else None)
         if key not in self._strata:
-            self._strata[key] = stratum(self._count(), self.feed, *key)
+            self._strata[key] = stratum(self._count(message_class), self.feed, *key)
         return self._strata[key]
 
-    def _count(self) -> dict[Stratum, int]:
-        if not self._counts:
-            for message_class, sightings in self.controls.items():
-                for sighting in sightings:
-                    key = Stratum(self.feed, message_class, sighting.domain if self.by_domain else None)
-                    self._counts[key] = self._counts.get(key, 0) + 1
-        return self._counts
+    def _count(self, message_class: str) -> dict[Stratum, int]:
+        if message_class not in self._counts:
+            domains = (seen.domain if self.by_domain else None for seen in self.controls.get(message_class, ()))
+            self._counts[message_class] = Counter(Stratum(self.feed, message_class, domain) for domain in domains)
+        return self._counts[message_class]
 
     def curve(self, of: Stratum, message_class: str) -> Curve:
         """Return the lags of a stratum, for a claim of this class."""
         key = (of, message_class)
         if key not in self._curves:
-            controls, proved = list(self.chosen(self.controls, of)), list(self.chosen(self.proved, of))
-            own = self.controls.get(message_class)
-            self._curves[key] = Curve.of(
+            self._curves[key] = replace(self._curve(of), no_echo=not self._echoes(message_class))
+        return self._curves[key]
+
+    def _curve(self, of: Stratum) -> Curve:
+        if (of, None) not in self._curves:
+            controls = [s for name in self.classes(of) for s in self._chosen(self.controls.get(name, ()), of)]
+            classes = self.proved if of.message_class is None else [of.message_class]
+            proved = [seen for name in classes for seen in self._chosen(self.proved.get(name, ()), of)]
+            self._curves[of, None] = Curve.of(
                 [self.at - seen.at for seen in controls],
                 [seen.lag for seen in controls],
                 [self.at - seen.at for seen in proved],
                 [seen.lag for seen in proved],
-                class_ever_heard=any(seen.lag is not None for seen in own) if own else None,
+                class_ever_heard=True,
             )
-        return self._curves[key]
+        return self._curves[of, None]
 
-    def chosen(self, sightings: Mapping[str, Sequence[Sighting]], of: Stratum) -> Iterable[Sighting]:
-        """Return those sightings, by class, that belong to a stratum."""
-        classes = sightings.values() if of.message_class is None else [sightings.get(of.message_class, ())]
-        return (seen for of_class in classes for seen in of_class if self.belongs(seen.domain, of))
+    def _echoes(self, message_class: str) -> bool:
+        """Say whether the feed ever spoke of a class: of one without controls it did not, though of others it may."""
+        own = self.controls.get(message_class)
+        return any(seen.lag is not None for seen in own) if own else not any(self.controls.values())
+
+    def _chosen(self, sightings: Sequence[Sighting], of: Stratum) -> Iterable[Sighting]:
+        return sightings if of.domain is None else (seen for seen in sightings if self.belongs(seen.domain, of))
 
     def belongs(self, domain: str | None, of: Stratum) -> bool:
         """Say whether a recipient's domain belongs to a stratum of which the class is known to fit."""
@@ -131,7 +170,11 @@ class FeedHistory:
 
     def classes(self, of: Stratum) -> Sequence[str]:
         """Return the message classes whose controls a stratum holds."""
-        return sorted(self.controls) if of.message_class is None else [of.message_class]
+        return self.newest if of.message_class is None else [of.message_class]
+
+    def with_classes(self, controls: Mapping[str, Sequence[Sighting]]) -> FeedHistory:
+        """Return it with the controls of more message classes."""
+        return replace(self, controls={**self.controls, **controls}, _counts={}, _strata={}, _curves={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,20 +191,20 @@ class Bucket:
         Controls before it, and after the last, are those of all: a spell that begins or ends within the minute then
         lies on one side.
         """
-        return self.claims[0].claimed_at
+        return self.claims[0].since
 
     @property
     def youngest(self) -> float:
-        """When the last of them was claimed."""
-        return self.claims[-1].claimed_at
+        """Until when the last of them may have been submitted."""
+        return max(claim.until for claim in self.claims)
 
 
 def buckets(claims: Iterable[Claim], histories: Mapping[str, FeedHistory]) -> list[Bucket]:
     """Return claims by stratum and minute."""
     found: dict[tuple[Stratum, int], list[Claim]] = {}
-    for claim in sorted(claims, key=lambda claim: claim.claimed_at):
+    for claim in sorted(claims, key=lambda claim: claim.since):
         of = histories[claim.feed].stratum_of(claim.message_class, claim.domain)
-        found.setdefault((of, int(claim.claimed_at // BUCKET)), []).append(claim)
+        found.setdefault((of, int(claim.since // BUCKET)), []).append(claim)
     return [Bucket(of, own) for (of, _), own in found.items()]
 
 
@@ -219,7 +262,7 @@ class Around:
 
         `rules` are those of the bucket's feed and the claim's class, so that the class stands for them.
         """
-        age, crowd = rounded(claim.age), self.crowd.around(claim.claimed_at)
+        age, crowd = rounded(claim.age), self.crowd.around(claim.since)
         key = (claim.message_class, claim.reported, age, crowd)
         if key not in self._judged:
             burst = Burst(crowd, self.history.share)
@@ -248,3 +291,8 @@ def rounded(age: float) -> float:
     """Return an age with six binary digits that count, rounded down: no send is judged as older than it is."""
     fraction, exponent = math.frexp(age)
     return math.ldexp(math.floor(fraction * 64), exponent - 6)
+
+
+def worse(one: Judged, other: Judged) -> Judged:
+    """Return that of two judgements on one send that speaks more against its release."""
+    return max(one, other, key=lambda judged: (judged.assessment.answer is not Answer.ABSENT, judged.assessment.risk))

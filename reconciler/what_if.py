@@ -29,7 +29,7 @@ from reconciler.neighbours import assess_silence
 from reconciler.policy import Action, FeedView, Heard, Row, Rules, Verdict, decide
 from reconciler.reconcile import Policies
 from reconciler.risk import Assessment
-from reconciler.silence import Claim
+from reconciler.silence import Attempt, Claim
 
 LEAST_TICK: Final = timedelta(minutes=1)
 MOST_TICKS: Final = 2000
@@ -281,7 +281,9 @@ class _Replaying:
         self.endings |= settled
         unsettled = [send for send in sends if send.wire_key not in settled]
         past_grace = [send for send in unsettled if now >= send.submit_by + self._rules(send).grace]
-        silence = await self._assess([_claim(send, now) for send in past_grace if not send.unstamped], now)
+        silence = await self._assess(
+            [claim for send in past_grace if not send.unstamped for claim in _claims(send, now)], now
+        )
         for send in unsettled:
             verdict = self._decide(send, silence.get(send.wire_key), now)
             ending = self.endings[send.wire_key] = _ending(verdict, now)
@@ -313,11 +315,13 @@ class _Replaying:
         return self.policies.rules_for(send.feed, send.message_class)
 
 
-def _claim(send: Send, now: datetime) -> Claim:
+def _claims(send: Send, now: datetime) -> list[Claim]:
     age = (now - send.submit_by).total_seconds()
-    return Claim(
-        send.wire_key, send.feed, send.message_class, send.domain, send.claimed_at.timestamp(), age, send.reported
-    )
+    attempt = Attempt(send.feed, send.claimed_at.timestamp(), send.submit_by.timestamp())
+    return [
+        Claim(send.wire_key, send.feed, send.message_class, send.domain, since, until, age, send.reported)
+        for since, until in attempt.stretches()
+    ]
 
 
 def _settled(send: Send, now: datetime) -> Ending | None:

@@ -19,6 +19,7 @@ from kit import (
     fail,
     heard_neighbours,
     keep_neighbours,
+    make_due,
     make_older,
     old_claim,
     old_claims,
@@ -29,6 +30,7 @@ from kit import (
     stored_delivery,
 )
 
+from reconciler.feeds import pause, resume
 from reconciler.histories import Histories
 from reconciler.judging import read_page
 from reconciler.policy import Rules
@@ -155,6 +157,29 @@ async def test_a_release_on_absence_lets_its_class_go_to_another_feed_where_the_
     assert (await claim(db, KEY, "other"))["outcome"] == outcome
 
 
+@pytest.mark.parametrize("held", [FEED, "other"])
+async def test_a_hold_of_either_feed_stops_a_fail_over(db: asyncpg.Pool, held: str) -> None:
+    await old_claim(db, KEY)
+    await heard_neighbours(db)
+    await reconcile(db, replace(RULES, failover=True))
+    async with db.acquire() as connection:
+        await pause(connection, held, "incident", "test")
+    assert (await claim(db, KEY, "other"))["outcome"] == "held"
+    async with db.acquire() as connection:
+        await resume(connection, held, "over", "test")
+    assert (await claim(db, KEY, "other"))["outcome"] == "claimed"
+
+
+async def test_after_a_fail_over_the_first_feed_still_speaks_by_message_id(db: asyncpg.Pool) -> None:
+    await old_claim(db, KEY, known_message_id="m-7")
+    await heard_neighbours(db)
+    await reconcile(db, replace(RULES, failover=True))
+    assert (await claim(db, KEY, "other"))["outcome"] == "claimed"
+    await event(db, None, message_id="m-7")
+    await reconcile(db)
+    assert await state(db, KEY) == "sent"
+
+
 async def test_giving_up_lets_no_retry_go_to_another_feed(db: asyncpg.Pool) -> None:
     await old_claim(db, KEY, 2 * 24 * HOUR)
     await reconcile(db, replace(RULES, failover=True, on_unknown="release"))
@@ -264,10 +289,58 @@ async def test_a_class_of_which_nothing_was_ever_heard_is_silent_though_its_feed
 async def test_a_class_with_few_controls_is_judged_by_its_feed(db: asyncpg.Pool) -> None:
     await heard_neighbours(db)
     await heard_neighbours(db, n=60, message_class="rare")
-    for key, message_class in (("rare", "rare"), ("new", "new")):
-        await old_claim(db, key, message_class=message_class)
-        why, kept = await judged(db, key)
-        assert (why, kept["history"]["n"] > 490) == ("absent", True)  # 45 or more of the 60 among them
+    await old_claim(db, "rare", message_class="rare")
+    why, kept = await judged(db, "rare")
+    assert (why, kept["history"]["n"] > 490) == ("absent", True)  # 45 or more of the 60 among them
+    await old_claim(db, "new", message_class="new")
+    assert await reason(db, "new") == "no_echo"  # nobody knows whether the feed ever speaks of this class
+
+
+async def test_a_class_that_was_never_heard_of_is_not_judged_by_its_feed_a_month_later(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db, 32 * 24 * HOUR, n=500, heard=0, message_class="monthly")
+    await heard_neighbours(db)
+    await old_claim(db, KEY, message_class="monthly")
+    assert await reason(db) == "no_echo"
+
+
+@pytest.mark.parametrize(("submit_within", "wanted"), [(1800, "risk"), (60, "absent"), (3700, "long_window")])
+async def test_a_send_that_had_long_to_leave_is_judged_wherever_it_may_have_left(
+    db: asyncpg.Pool, submit_within: int, wanted: str
+) -> None:
+    # The feed died forty minutes ago. The claim is an hour old.
+    await heard_neighbours(db, 40 * MINUTE, heard=450)
+    await claim(db, KEY, submit_within=f"{submit_within} seconds")
+    await fail(db, KEY, (await row(db, KEY))["fence"], "timed out")
+    await make_older(db, KEY, HOUR + 30 * MINUTE if submit_within > 3600 else HOUR)
+    (one,) = (await look(db, policies(replace(RULES, grace=MINUTE)), Scope(wire_key=KEY))).decided
+    assert one.verdict.reason == wanted
+
+
+async def test_an_earlier_attempt_that_no_witness_judged_is_judged_too(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db, n=1990)
+    await db.execute(  # what was sent from 5 h 10 min to 4 h 50 min ago was not heard of
+        "DELETE FROM provider_event e USING send_log s WHERE s.wire_key = e.wire_key"
+        " AND s.claimed_at BETWEEN now() - interval '5 hours 10 minutes' AND now() - interval '4 hours 50 minutes'"
+    )
+    await old_claim(db, KEY)
+    assert await reason(db) == "absent"
+    await db.execute(
+        "UPDATE send_log SET state = 'claimed', released_at = NULL, release_basis = NULL, attempt = 2, told = 0"
+        " WHERE wire_key = wire_key($1)",
+        KEY,
+    )
+    await db.execute("DELETE FROM verdict")
+    await make_due(db, KEY)
+    earlier = (
+        "INSERT INTO verdict (wire_key, attempt, fence, action, reason, source, who, feed, claimed_at, submit_by)"
+        " SELECT wire_key, 1, 0, 'released', $1, 'inferred', 'test', $2, now() - interval '5 hours',"
+        " now() - interval '4 hours 59 minutes' FROM send_log WHERE wire_key = wire_key($3)"
+    )
+    await db.execute(earlier, "same_key_retry", FEED, KEY)
+    assert await reason(db) == "silent"
+    await db.execute("UPDATE verdict SET reason = 'not_sent' WHERE reason = 'same_key_retry'")
+    await make_due(db, KEY)
+    assert await reason(db) == "absent"
 
 
 async def test_a_feeds_history_is_of_its_twenty_newest_classes_and_of_those_that_are_asked_about(

@@ -31,3 +31,13 @@ async def test_a_pooler_is_asked_for_no_limit(pooler: str) -> None:
     async with pool.acquire() as connection, connection.transaction():
         assert await connection.fetchval("SELECT current_setting('lock_timeout')") == "0"
     await pool.close()
+
+
+async def test_guards_look_at_the_newest_state_whatever_the_databases_default_isolation_is(dsn: str) -> None:
+    pool = await connect_pool(dsn, size=1, application="test")
+    name = await pool.fetchval("SELECT current_database()")
+    await pool.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
+    await pool.close()
+    pool = await connect_pool(dsn, size=1, application="test")
+    assert await pool.fetchval("SHOW transaction_isolation") == "read committed"
+    await pool.close()

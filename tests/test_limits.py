@@ -15,6 +15,7 @@ import pytest
 from kit import (
     FEED,
     RULES,
+    confirm,
     event,
     heard_neighbours,
     old_claim,
@@ -316,7 +317,7 @@ async def test_a_few_are_released_first_and_the_rest_once_nothing_was_heard_of_t
     assert await breaker(db) is None
 
 
-@pytest.mark.parametrize("found", ["late evidence", "a duplicate"])
+@pytest.mark.parametrize("found", ["late evidence", "a late answer", "a duplicate"])
 async def test_a_canary_that_was_wrong_begins_it_anew(db: asyncpg.Pool, found: str) -> None:
     canaries = await release_canaries(db)
     await db.execute(OLDER, GRACE, "%")
@@ -324,6 +325,9 @@ async def test_a_canary_that_was_wrong_begins_it_anew(db: asyncpg.Pool, found: s
     await db.execute(OLDER, -MINUTE, canaries[0])  # the newest
     if found == "late evidence":
         await event(db, canaries[0])
+    elif found == "a late answer":
+        fence = await db.fetchval("SELECT fence FROM send_log WHERE wire_key = $1", canaries[0])
+        assert await confirm(db, canaries[0], fence) == "sent_late"
     else:
         await db.execute("INSERT INTO duplicate (wire_key, sort, feed) VALUES ($1, 'duplicate', $2)", canaries[0], FEED)
     assert await released_next(db) == 10

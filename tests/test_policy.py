@@ -307,7 +307,7 @@ def test_a_rejection_keeps_the_providers_words() -> None:
 ASKS_FIRST = replace(RULES, look_up="before_release")
 CAN_BE_ASKED = replace(ABSENT, can_be_asked=True)
 TOLD = Witness(Answer.ABSENT, "absent")
-NOT_TOLD = Witness(Answer.SILENT, "not_settled")
+CANNOT_TELL = Witness(Answer.SILENT, "no_recipient")
 
 
 @pytest.mark.parametrize(
@@ -315,8 +315,16 @@ NOT_TOLD = Witness(Answer.SILENT, "not_settled")
     [
         pytest.param(CAN_BE_ASKED, None, ASKS_FIRST, ("held", "look_up"), id="not asked yet"),
         pytest.param(
-            CAN_BE_ASKED, NOT_TOLD, ASKS_FIRST, ("released", "absent"), id="asked, and the feed alone can tell"
+            CAN_BE_ASKED, CANNOT_TELL, ASKS_FIRST, ("released", "absent"), id="asked, and the feed alone can tell"
         ),
+        *[
+            pytest.param(CAN_BE_ASKED, Witness(Answer.SILENT, trouble), ASKS_FIRST, ("held", "look_up"), id=trouble)
+            for trouble in ("not_settled", "unauthorized", "timeout", "control_not_found")
+        ],
+        *[
+            pytest.param(CAN_BE_ASKED, Witness(Answer.SILENT, it), RULES, ("held", it), id=f"{it}: it may be this one")
+            for it in ("unnamed", "unknown_event")
+        ],
         pytest.param(CAN_BE_ASKED, TOLD, ASKS_FIRST, ("released", "looked_up"), id="asked and told"),
         pytest.param(ABSENT, None, ASKS_FIRST, ("released", "absent"), id="nobody to ask"),
         pytest.param(CAN_BE_ASKED, None, RULES, ("released", "absent"), id="asked only where the feed is silent"),

@@ -24,6 +24,7 @@ from structlog.testing import capture_logs
 
 from reconciler import feeds, restore
 from reconciler.binaries import accounts, find_binaries
+from reconciler.composition import policies
 from reconciler.daemon import Daemon
 from reconciler.feeds import ALL_FEEDS
 from reconciler.findings import judge
@@ -411,11 +412,11 @@ async def test_the_first_pass_of_a_daemon_looks_at_the_database_before_it_releas
     await beats(Heart(tmp_path, "before"), db, 3)
     await go_back(db)
     await old_claim(db, "mail:1", timedelta(hours=30))
-    await Daemon(settings, None)._passes(db)()
+    await Daemon(settings, None)._passes(db, policies(settings))()
     assert (await row(db, "mail:1"))["held_reason"] == "suspect"
     await resume(db)
     await make_due(db, "mail:1")
-    await Daemon(settings, None)._passes(db)()
+    await Daemon(settings, None)._passes(db, policies(settings))()
     assert (await row(db, "mail:1"))["release_basis"] == "gave_up"  # nothing else had held it
 
 

@@ -43,6 +43,9 @@ async def connect_pool(
         pooled = await is_behind_pooler(probe)
     finally:
         await probe.close(timeout=CONNECT_SECONDS)
+    if not pooled:
+        # Whatever the database's default is: a guard looks with a snapshot from after its lock.
+        settings["default_transaction_isolation"] = "read committed"
     if lock_seconds is not None and not pooled:
         settings["lock_timeout"] = str(round(lock_seconds * 1000))
     pool = BoundedPool(

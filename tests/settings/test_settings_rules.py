@@ -58,6 +58,8 @@ def test_stress_prior_floor_look_up_and_fail_over_are_rules_of_a_class(load):
     "line",
     [
         *("rules.stress = 0.5", "rules.prior_floor = 1.5", "rules.release_share = 2", "rules.release_budget = -1"),
+        *("rules.release_budget = 1000001", "rules.canary_share = 0.0001", "rules.stress = true"),
+        *("rules.look_up_budget = 99999999999999999999",),
         *("rules.canary_share = 0", "rules.look_up = 'always'", "rules.mode = 'dry'", "rules.look_up_budget = -1"),
         *("classes.news.mode = 'shadow'", "classes.news.release_budget = 5", "rules.failover = true"),
     ],
