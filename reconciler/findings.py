@@ -192,7 +192,7 @@ def _judge_roads(feed: FeedStatus) -> Iterator[Finding]:
     if feed.filling:
         yield Finding(
             "filling",
-            "a replay or back-fill runs or ended within the last minute, so its silence proves nothing",
+            "a replay, back-fill or import runs or has just ended, so its silence proves nothing",
             "wait for its end",
             feed.feed,
             needs_person=False,
@@ -227,7 +227,7 @@ def _judge_outlook(outlook: Outlook, settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "few_controls",
             f"{outlook.missing} {of_class} are missing before its silence means anything",
-            "until then the provider's API decides, or give_up_after; reconciler import brings older sends in",
+            "until then silence releases nothing; reconciler import brings older sends in",
             outlook.feed,
             needs_person=False,
         )

@@ -52,7 +52,7 @@ WAITS_FOR: Final = {
     "unnamed": "its provider's API shows a send to the same recipient that bears no key and may be this one",
     "look_up": "its rules want the provider's API to be asked first, and that has not answered yet",
     "queue": "its feed's queue can't be read: see reconciler status, and the log line queue_failed",
-    "filling": "a replay or back-fill of its feed is running; its silence counts again once that has ended",
+    "filling": "a replay, back-fill or import of its feed runs or has just ended; its silence counts again soon",
     "silent": "its feed does not tell of the sends around it either, or of none for a day: its silence proves nothing",
 }
 
@@ -81,6 +81,8 @@ def silence_in_words(inputs: Mapping[str, Any]) -> str:
     words.append(f"near it {near}" + (f", {recent['k']} not heard of" if recent["n"] else ""))
     if inputs["burst"]["excess"]:
         words.append("many sends beside it are ambiguous too")
+    if inputs["reason"] in ("few_controls", "no_echo"):
+        return ", ".join([*words, "the risk can't be judged"])
     words.append(
         f"risk {percent(inputs['risk'])} against a ceiling of {percent(inputs['max_risk'])} (accepted beforehand with "
         f"{percent(inputs['p0'])})"

@@ -55,8 +55,8 @@ async def assess_silence(
 NEIGHBOURS: Final = """
 SELECT asked.n, before.keys AS keys_before, before.at AS before, before.domains AS domains_before,
        after.keys AS keys_after, after.at AS after, after.domains AS domains_after
-FROM unnest($1::int[], $2::text[], $3::text[], $4::float8[], $5::float8[], $6::bool[])
-    AS asked(n, feed, message_class, oldest, youngest, of_domain)
+FROM unnest($1::int[], $2::text[], $3::text[], $4::float8[], $5::float8[], $6::float8[], $7::bool[])
+    AS asked(n, feed, message_class, oldest, youngest, until, of_domain)
 CROSS JOIN LATERAL (
     SELECT coalesce(array_agg(wire_key), '{}') AS keys,
            coalesce(array_agg(extract(epoch FROM first_claimed_at)::float8), '{}') AS at,
@@ -73,11 +73,18 @@ CROSS JOIN LATERAL (
            coalesce(array_agg(extract(epoch FROM first_claimed_at)::float8), '{}') AS at,
            coalesce(array_agg(CASE WHEN asked.of_domain THEN domain END), '{}')
                AS domains
-    FROM (SELECT wire_key, first_claimed_at, domain FROM control
-          WHERE feed = asked.feed AND message_class = asked.message_class
-            AND first_claimed_at > to_timestamp(asked.youngest)
-            AND first_claimed_at < to_timestamp(asked.youngest) + interval '1 hour' AND first_claimed_at <= $7
-          ORDER BY first_claimed_at LIMIT CASE WHEN asked.of_domain THEN 250 ELSE 25 END) AS c
+    FROM (
+        (SELECT wire_key, first_claimed_at, domain FROM control
+         WHERE feed = asked.feed AND message_class = asked.message_class
+           AND first_claimed_at > to_timestamp(asked.until)
+           AND first_claimed_at < to_timestamp(asked.until) + interval '1 hour' AND first_claimed_at <= $8
+         ORDER BY first_claimed_at LIMIT CASE WHEN asked.of_domain THEN 250 ELSE 25 END)
+        UNION ALL
+        (SELECT wire_key, first_claimed_at, domain FROM control
+         WHERE feed = asked.feed AND message_class = asked.message_class
+           AND first_claimed_at > to_timestamp(asked.youngest) AND first_claimed_at <= to_timestamp(asked.until)
+         ORDER BY first_claimed_at DESC LIMIT CASE WHEN asked.of_domain THEN 250 ELSE 25 END)
+    ) AS c
 ) AS after
 """
 
@@ -94,11 +101,12 @@ async def _neighbours(
 ) -> list[Sides]:
     """Return for each bucket the controls before and after its claims."""
     asked = [
-        (n, bucket.stratum.feed, name, bucket.oldest, bucket.youngest, bucket.stratum.domain is not None)
+        (n, of.feed, name, bucket.oldest, bucket.youngest, bucket.until, of.domain is not None)
         for n, bucket in enumerate(own)
-        for name in histories[bucket.stratum.feed].classes(bucket.stratum)
+        for of in (bucket.stratum,)
+        for name in histories[of.feed].classes(of)
     ]
-    columns = [list(column) for column in zip(*asked, strict=True)] or [[] for _ in range(6)]
+    columns = [list(column) for column in zip(*asked, strict=True)] or [[] for _ in range(7)]
     found: list[Found] = [([], []) for _ in own]
     for row in await connection.fetch(NEIGHBOURS, *columns, now):
         of, (before, after) = own[row["n"]].stratum, found[row["n"]]
@@ -202,7 +210,7 @@ async def _crowds(
     await _densities(connection, own, histories, now)
     densities = [histories[bucket.stratum.feed].density[slot(bucket.oldest)] for bucket in own]
     spans = [
-        (bucket.stratum.feed, bucket.oldest - back[-1][0] - 0.001, bucket.youngest + forth[-1][0] + 0.001)
+        (bucket.stratum.feed, bucket.oldest - back[-1][0] - 0.001, bucket.until + forth[-1][0] + 0.001)
         for bucket, (back, forth) in zip(own, densities, strict=True)
     ]
     columns = [list(column) for column in zip(*joined(spans), strict=True)] or [[], [], []]

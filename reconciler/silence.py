@@ -195,7 +195,12 @@ class Bucket:
 
     @property
     def youngest(self) -> float:
-        """Until when the last of them may have been submitted."""
+        """When the last of them was claimed."""
+        return self.claims[-1].since
+
+    @property
+    def until(self) -> float:
+        """Until when any may have been submitted: of the controls after the last claim those nearest to it count."""
         return max(claim.until for claim in self.claims)
 
 
@@ -277,7 +282,7 @@ class Around:
         if message_class not in self._recent:
             sides = (
                 self._near(self.bucket.oldest, self.before, curve),
-                self._near(self.bucket.youngest, self.after, curve),
+                self._near(self.bucket.until, self.after, curve),
             )
             self._recent[message_class] = Recent.of(*sides, curve.late_after)
         return self._recent[message_class]

@@ -183,6 +183,15 @@ async def test_h23_the_recipient_tells_rows_of_one_message_id_apart(db: asyncpg.
     assert [await state(db, "ada"), await state(db, "bob")] == ["sent", "claimed"]
 
 
+async def test_h23_an_event_about_another_recipient_proves_nothing_of_the_only_row_with_its_message_id(
+    db: asyncpg.Pool,
+) -> None:
+    await claim(db, KEY, known_message_id="m-1", recipient="ada@example.org")
+    await event(db, None, message_id="m-1", recipient="bob@example.org")
+    await reconcile(db)
+    assert await state(db, KEY) == "claimed"
+
+
 async def test_h23_a_message_id_never_proves_acceptance_of_a_row_that_has_none(db: asyncpg.Pool) -> None:
     await claim(db, KEY, recipient="ada@example.org")
     await event(db, None, message_id="m-9", recipient="ada@example.org")

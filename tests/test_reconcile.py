@@ -140,7 +140,7 @@ async def test_neighbours_of_which_none_was_heard_of_make_the_feed_silent(db: as
 
 async def test_a_few_neighbours_that_were_not_heard_of_raise_the_risk_above_its_ceiling(db: asyncpg.Pool) -> None:
     await heard_neighbours(db)
-    unheard = ["n-447", "n-448", "n-456", "n-458"]  # those between the claim and its submit_by speak on neither side
+    unheard = ["n-447", "n-448", "n-450", "n-452"]
     await db.execute("DELETE FROM provider_event WHERE message_id = ANY ($1)", unheard)
     assert await silent_because(db) == "risk"
     inputs = json.loads(await db.fetchval("SELECT inputs FROM verdict"))
@@ -150,8 +150,8 @@ async def test_a_few_neighbours_that_were_not_heard_of_raise_the_risk_above_its_
 @pytest.mark.parametrize(
     ("kept", "wanted"),
     [
-        ((*range(460),), "absent"),
-        ((*range(459),), "few_controls"),  # three after its submit_by
+        ((*range(454),), "absent"),
+        ((*range(453),), "few_controls"),  # three after the claim
         ((*range(341, 441), *range(475, 600)), "risk"),
         ((*range(342, 441), *range(475, 600)), "few_controls"),  # 99 that have passed its age
         ((*range(90), *range(446, 600)), "risk"),

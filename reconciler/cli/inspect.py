@@ -144,7 +144,7 @@ def _say_status(found: Status, findings: list[Finding]) -> None:
         ],
     )
     _say_part(
-        "What silence is worth (of a sample of 2,000 answered sends)",
+        "What silence is worth (of samples: at most 2,000 answered sends a class, 21 a quarter hour of busy ones)",
         ("FEED", "CLASS", "ANSWERED", "MISSING", "HEARD 1H", "98 % HEARD BY", "SILENT ONE RELEASED AT"),
         [_outlook_row(o) for o in found.outlooks],
     )
@@ -312,6 +312,7 @@ def config(app: App, feed: str | None, message_class: str | None, as_json: bool)
     """
     if feed or message_class:
         _say_timetable(app, feed, message_class or "default", as_json)
+        _warn(app)
         return
     shown = app.settings.masked()
     shown["database"]["data_dir"] = str(app.data_dir)
@@ -321,6 +322,10 @@ def config(app: App, feed: str | None, message_class: str | None, as_json: bool)
         say(f"# from {app.settings_file.resolve()}" if app.settings_file else f"# {NO_FILE}")
         for line in _toml(shown, ()):
             say(line)
+    _warn(app)
+
+
+def _warn(app: App) -> None:
     for warning in app.settings.warnings():
         click.echo(f"reconciler: {warning}", err=True)
 

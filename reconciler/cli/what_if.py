@@ -90,9 +90,9 @@ def _policies(app: App, rules: Path | None) -> Policies:
 
 
 def _say(found: Replay) -> None:
-    from reconciler.units import format_duration
+    from reconciler.units import roughly
 
-    say(f"{iso(found.since)} to {iso(found.until)}, looked at every {format_duration(found.tick)}")
+    say(f"{iso(found.since)} to {iso(found.until)}, looked at every {roughly(found.tick)}")
     if found.tallies:
         say_table(HEADER, map(_cells, found.tallies))
     else:
