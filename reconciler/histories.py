@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -32,6 +33,7 @@ class Histories:
     """Whether a feed's first event comes from the recipient's server."""
     kept_for: timedelta = KEPT_FOR
     _kept: dict[str, FeedHistory] = field(default_factory=dict)
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def of(
         self, connection: Connection, asked: Iterable[tuple[str, str]], now: datetime
@@ -40,6 +42,11 @@ class Histories:
         classes: dict[str, set[str]] = {}
         for feed, message_class in asked:
             classes.setdefault(feed, set()).add(message_class)
+        async with self._reading:  # pages are judged side by side, and each history is read once
+            await self._renew(connection, classes, now)
+            return {feed: self._kept[feed] for feed in sorted(classes)}
+
+    async def _renew(self, connection: Connection, classes: Mapping[str, set[str]], now: datetime) -> None:
         for feed in sorted(classes):
             kept = self._kept.get(feed)
             if kept is None or not 0 <= now.timestamp() - kept.at < self.kept_for.total_seconds():
@@ -48,7 +55,6 @@ class Histories:
             elif missing := classes[feed] - kept.controls.keys():
                 moment = datetime.fromtimestamp(kept.at, UTC)
                 self._kept[feed] = kept.with_classes(await self._controls(connection, feed, missing, moment))
-        return {feed: self._kept[feed] for feed in sorted(classes)}
 
     async def _read(
         self, connection: Connection, feed: str, newest: Sequence[str], asked: Collection[str], now: datetime

@@ -16,7 +16,7 @@ from reconciler.histories import Histories
 from reconciler.ledger import BEGINNING, Connection, Decided
 from reconciler.neighbours import assess_silence
 from reconciler.policy import FeedView, Heard, Row, Rules, Verdict, Witness, decide
-from reconciler.risk import REPORTED, UNREPORTED, Assessment, risk_of
+from reconciler.risk import REPORTED, UNREPORTED, risk_of
 from reconciler.silence import Attempt, Claim, Judged
 from webhooks.event import Answer
 
@@ -63,7 +63,7 @@ class Page:
     def witness(self, row: asyncpg.Record) -> Witness:
         """Return the feeds' answer about a row."""
         if judged := self.silence.get(row["wire_key"]):
-            return silent_witness(judged.assessment)
+            return judged.witness
         return self.past_grace.get(row["wire_key"]) or Witness(Answer.SILENT, "silent")
 
 
@@ -180,7 +180,7 @@ def judge_row(
         verdict,
         witnesses,
         row["feed"],
-        judged.stored if judged else None,
+        judged,
         may_failover=rules.failover and _is_absence(verdict),
         held_before=row["held_reason"],
     )
@@ -197,8 +197,3 @@ def _is_absence(verdict: Verdict) -> bool:
 
 def _shown(witness: Witness) -> dict[str, Any]:
     return {"answer": witness.answer, "reason": witness.reason}
-
-
-def silent_witness(silence: Assessment) -> Witness:
-    """Return what a feed's silence answers."""
-    return Witness(silence.answer, silence.reason or "absent", silence.risk)

@@ -14,6 +14,7 @@ import asyncpg
 
 from reconciler.limits import LIMITED
 from reconciler.policy import Action, Verdict
+from reconciler.silence import Judged
 
 Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 
@@ -53,12 +54,17 @@ class Decided:
     verdict: Verdict
     witnesses: dict[str, Any]
     feed: str = ""
-    inputs: str | None = None
-    """What the risk was computed from, as JSON."""
+    judged: Judged | None = None
+    """What its feed's silence is worth, where that was asked."""
     may_failover: bool = False
     """Of a release: whether the retry may go to another feed."""
     held_before: str | None = None
     """For which reason the row was held until now."""
+
+    @property
+    def inputs(self) -> str | None:
+        """What the risk was computed from, as JSON."""
+        return self.judged.stored if self.judged else None
 
     @property
     def limited(self) -> bool:
@@ -215,11 +221,14 @@ async def fail(
     return counted(await connection.fetch(FAIL, *columns, decided_at, pass_id, who))
 
 
+# Many rows share what their risk was computed from.
 POSTPONE: Final = """
-WITH v AS (
+WITH shared AS MATERIALIZED (
+    SELECT n, inputs::jsonb AS inputs FROM unnest($9::text[]) WITH ORDINALITY AS t(inputs, n)
+), v AS (
     SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::timestamptz[], $6::int[], $7::text[],
-                         $8::text[])
-        AS v(wire_key, state, fence, held_reason, look_at, told, witnesses, inputs)
+                         $8::int[])
+        AS v(wire_key, state, fence, held_reason, look_at, told, witnesses, shared)
     ORDER BY wire_key
 ), moved AS (
     UPDATE send_log s SET next_check_at = v.look_at, held_reason = v.held_reason, told = s.told + v.told,
@@ -229,13 +238,13 @@ WITH v AS (
     FROM v JOIN send_log old ON old.wire_key = v.wire_key
     WHERE s.wire_key = v.wire_key AND s.state = v.state AND s.fence IS NOT DISTINCT FROM v.fence
     RETURNING s.wire_key, s.attempt, s.fence, s.feed, s.claimed_at, s.submit_by, s.provider_message_id, v.witnesses,
-              v.inputs, v.held_reason, v.held_reason IS DISTINCT FROM old.held_reason AS changed
+              v.shared, v.held_reason, v.held_reason IS DISTINCT FROM old.held_reason AS changed
 ), noted AS (
     INSERT INTO verdict (wire_key, attempt, fence, pass, action, reason, source, who, witnesses, inputs, feed,
                          claimed_at, submit_by, message_id)
-    SELECT wire_key, attempt, fence, $9, 'held', held_reason, 'inferred', $10, witnesses::jsonb, inputs::jsonb, feed,
+    SELECT wire_key, attempt, fence, $10, 'held', held_reason, 'inferred', $11, witnesses::jsonb, inputs, feed,
            claimed_at, submit_by, provider_message_id
-    FROM moved WHERE changed AND held_reason IS NOT NULL
+    FROM moved LEFT JOIN shared ON shared.n = moved.shared WHERE changed AND held_reason IS NOT NULL
 )
 SELECT coalesce(held_reason, 'waiting') AS reason, count(*) AS n FROM moved GROUP BY held_reason
 """
@@ -252,9 +261,11 @@ async def postpone(connection: Connection, decided: Sequence[Decided], pass_id: 
         [int(d.verdict.reason == "told_again") for d in decided],
         # Only a new reason is written down.
         [json.dumps(d.witnesses) if d.verdict.reason != d.held_before else None for d in decided],
-        [d.inputs if d.verdict.reason != d.held_before else None for d in decided],
     ]
-    return counted(await connection.fetch(POSTPONE, *columns, pass_id, who))
+    inputs = [d.inputs if d.verdict.reason != d.held_before else None for d in decided]
+    places = {text: n for n, text in enumerate(dict.fromkeys(text for text in inputs if text), 1)}
+    shared = [places[text] if text else None for text in inputs]
+    return counted(await connection.fetch(POSTPONE, *columns, shared, list(places), pass_id, who))
 
 
 def counted(rows: Sequence[asyncpg.Record]) -> Counter[str]:

@@ -29,6 +29,7 @@ ASKING: Final = 20.0
 """Seconds that questions to providers may take, of a whole pass: the rows of its later pages are not to wait longer."""
 
 LEAST_ASKING: Final = 1.0
+AT_ONCE: Final = 2
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -100,8 +101,7 @@ async def run_pass(
     if scope.wire_key:
         await _decide_and_write(this, [scope.wire_key])
     else:
-        while keys := await _retried(this, ledger.take_due, this.started_at, scope.feed):
-            await _decide_and_write(this, keys)
+        await _decide_due(this)
     report.counts["outcomes"] += await _retried(this, follow_outcomes, this.started_at)
     await pool.execute(FINISH_PASS, this.id, json.dumps(report.counts))
     return report
@@ -158,6 +158,26 @@ async def _settle(this: _Pass, settle: evidence.Settle, place: Place | None) -> 
         place = page.place
 
 
+async def _decide_due(this: _Pass) -> None:
+    """Decide all that was due at the pass's start, AT_ONCE pages at a time: one is judged while another is written."""
+    taking = asyncio.Lock()  # who takes waits for the other: both would choose the same page, and one would get none
+
+    async def take_and_decide() -> None:
+        while True:
+            async with taking:
+                keys = await _retried(this, ledger.take_due, this.started_at, this.scope.feed)
+            if not keys:
+                return
+            await _decide_and_write(this, keys)
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(AT_ONCE):
+                workers.create_task(take_and_decide())
+    except BaseExceptionGroup as errors:  # whoever runs passes knows what a database that is away raises
+        raise errors.exceptions[0] from None
+
+
 async def _decide_and_write(this: _Pass, keys: Sequence[str]) -> None:
     async with this.pool.acquire() as connection:
         page = await read_page(connection, this.policies.rules_for, this.policies.histories, keys)
@@ -169,6 +189,8 @@ async def _decide_and_write(this: _Pass, keys: Sequence[str]) -> None:
 
 async def _ask(this: _Pass, page: Page) -> Mapping[str, Witness]:
     witness = this.policies.second_witness
+    if not witness.feeds:
+        return {}
     wanted = [row["wire_key"] for row in page.unheard(this.policies.rules_for) if witness.can_ask(row["feed"])]
     left = this.ask_until - _now()
     if not wanted or left < LEAST_ASKING:

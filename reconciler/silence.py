@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from reconciler.history import SMALL, Curve, Stratum, stratum
-from reconciler.policy import Rules
+from reconciler.policy import Rules, Witness
 from reconciler.risk import MOST, REPORTED, UNREPORTED, Assessment, Burst, Cause, Recent, assess, nearest
 from webhooks.event import Answer
 
@@ -230,6 +230,11 @@ class Crowd:
         return tuple(pairs)
 
 
+def silent_witness(silence: Assessment) -> Witness:
+    """Return what a feed's silence answers."""
+    return Witness(silence.answer, silence.reason or "absent", silence.risk)
+
+
 @dataclass(frozen=True)
 class Judged:
     """What silence about a claim is worth, and the ceiling that its risk stands against."""
@@ -237,6 +242,11 @@ class Judged:
     assessment: Assessment
     max_risk: float
     reported: bool
+
+    @cached_property
+    def witness(self) -> Witness:
+        """The feed's answer."""
+        return silent_witness(self.assessment)
 
     @cached_property
     def stored(self) -> str:

@@ -23,13 +23,13 @@ from typing import Any, Final, Literal
 import asyncpg
 
 from reconciler.histories import Histories
-from reconciler.judging import UNSTAMPED, silent_witness, starting_prior
+from reconciler.judging import UNSTAMPED, starting_prior
 from reconciler.limits import LIMITED
 from reconciler.neighbours import assess_silence
 from reconciler.policy import Action, FeedView, Heard, Row, Rules, Verdict, decide
 from reconciler.reconcile import Policies
 from reconciler.risk import Assessment
-from reconciler.silence import Attempt, Claim
+from reconciler.silence import Attempt, Claim, silent_witness
 
 LEAST_TICK: Final = timedelta(minutes=1)
 MOST_TICKS: Final = 2000
