@@ -61,7 +61,8 @@ FAILED_ROWS_SECONDS: Final = 300.0
 """How often a pass looks for late evidence of failed rows, too."""
 DRAIN_SECONDS: Final = 12.0
 """How long requests in flight, and then the work under way, may take at shutdown: together less than Kubernetes' 30."""
-PASS_CONNECTIONS: Final = 4
+PASS_CONNECTIONS: Final = 6
+"""Two pages of a pass at once, and one each for the watch, the heartbeat, the figures and the look-ups beside it."""
 
 _log: Final = structlog.get_logger()
 
