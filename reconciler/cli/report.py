@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`reconciler report duplicates|vanished|unknown`: what no single send shows."""
+"""`reconciler report duplicates|vanished|unknown|drift`: what no single send shows."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from reconciler.cli.text import say, say_json, say_table
 from reconciler.errors import UserError
 
 if TYPE_CHECKING:
+    from reconciler.drift import Drift
     from reconciler.reports import RecordedDuplicate, UnknownEvents, Vanished
     from webhooks.database import BoundedPool
 
@@ -45,7 +46,7 @@ def older_text(_context: click.Context, _parameter: click.Parameter, value: str)
 
 @click.group(cls=Root)
 def report() -> None:
-    """Show duplicates, vanished sends, and events of nobody."""
+    """Show duplicates, vanished sends, stray events, drifting keys."""
 
 
 @report.command(cls=Command, epilog="Example: reconciler report duplicates --since 7d")
@@ -177,3 +178,64 @@ def _say_unknown(found: UnknownEvents) -> None:
         f"of {found.looked_at} events; key unknown: another installation's (see reconciler migrate --namespace), or its"
     )
     say("row is gone; key none: sent without the stamp (see reconciler stamp)")
+
+
+@report.command(cls=Command, epilog="Example: reconciler report drift --since 30d --within 24h")
+@since_option("7d")
+@click.option(
+    "--within",
+    metavar="AGE",
+    default="1h",
+    show_default=True,
+    callback=older_text,
+    help="The most between one and the next.",
+)
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=MOST_ROWS, show_default=True, help="Most lines of each list."
+)
+@feed_option
+@json_option
+@click.pass_obj
+def drift(app: App, since: datetime, within: timedelta, limit: int, feed: str | None, as_json: bool) -> None:
+    """List messages under several keys, and several under one key.
+
+    First, equal content to one address under several keys, claimed one soon after the other. Only sends with recipient
+    and fingerprint can be compared; of each feed at most the newest 50,000 are looked at. Then, sends that were asked
+    for again more than ten minutes after they had been sent, or with other content: nothing was sent.
+    """
+    from reconciler.drift import key_drift
+
+    async def work(pool: BoundedPool) -> Drift:
+        async with pool.acquire() as connection:
+            if feed:
+                await app.check_feed(connection, feed)
+            return await key_drift(connection, [feed] if feed else app.settings.feeds, since, within, limit)
+
+    found = app.with_database(work, create=False)
+    if as_json:
+        say_json(found)
+    else:
+        _say_drift(found)
+
+
+def _say_drift(found: Drift) -> None:
+    say(f"looked at {found.looked_at} sends, {found.compared} of them with recipient and fingerprint")
+    if found.repeated:
+        say()
+        say_table(
+            ("CLASS", "FEED", "KEYS", "SENT", "FIRST", "LAST", "SOME OF THEM"),
+            [
+                (r.message_class, ", ".join(r.feeds), r.n, r.sent, r.first_at, r.last_at, ", ".join(r.wire_keys))
+                for r in found.repeated
+            ],
+        )
+        say("equal content to one address: make the key once, where the job is made, from what does not change")
+    if found.swallowed:
+        say()
+        say_table(
+            ("FEED", "CLASS", "AS", "TIMES", "SENT", "LAST ASKED", "WIRE KEY"),
+            [(s.feed, s.message_class, s.asked_as, s.n, s.sent_at, s.asked_at, s.wire_key) for s in found.swallowed],
+        )
+        say("not sent again: right for a job that came twice; a wanted repeat needs a key of its own (a version)")
+    if not (found.repeated or found.swallowed):
+        say("no message has several keys, and none was asked for again")
