@@ -83,8 +83,13 @@ def load_object(raw: bytes) -> dict[str, Any]:
 
 def load_text(text: str | None) -> Any:
     """Return the value of JSON that came as a text within a field, None where it is none."""
+    return load_or_none(text.encode("utf-8", "surrogatepass")) if text else None
+
+
+def load_or_none(raw: bytes) -> Any:
+    """Return the value of a JSON text, None where it can't be read."""
     try:
-        return load(text.encode("utf-8", "surrogatepass")) if text else None
+        return load(raw)
     except BadPayload:
         return None
 

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from webhooks.event import Event, Kind, Testimony
+from webhooks.reply import Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,13 @@ class Provider(Protocol):
 
     def stamp(self, wire_key: str) -> Stamp:
         """Return what makes the wire key come back in this provider's events."""
+        ...
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:
+        """Return what became of each message of a call, in its order; one reply where the answer speaks of all alike.
+
+        A message is what can bear a send key of its own. `headers` are asked for in lower case. Pure; never raises.
+        """
         ...
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:

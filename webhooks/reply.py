@@ -6,9 +6,11 @@ A reply is read for one question: may the send be tried again? Whatever does not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal
+
+from webhooks.event import storable
 
 Meaning = Literal["accepted", "rejected", "not_sent", "ambiguous"]
 """Accepted: the provider has it. Rejected: it will never send this message. Not sent: it took nothing, and the same
@@ -23,34 +25,73 @@ class Reply:
     reason: str
     """A short stable text for logs and reports (`HTTP 429`, `inactive_recipient`): no address, no free text."""
     message_id: str | None = None
+    """Of an accepted message, where the reply names it: as its events will name it."""
 
 
-@runtime_checkable
-class ReadsReplies(Protocol):
-    """A provider whose replies say more than their status."""
-
-    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:
-        """Return what became of each message of the call, in the order of the call; one where it had one message.
-
-        `headers` are asked for in lower case. A body that can't be read leaves an accepted status ambiguous. Never
-        raises.
-        """
-        ...
-
-
-_NOT_TAKEN: Final = frozenset({401, 402, 403, 404, 405, 429})
+_NOT_TAKEN: Final = frozenset({401, 402, 403, 404, 405, 407, 420, 421, 429})
 """Credentials, plan, place, rate: the request was turned away before anybody looked at the message."""
 _UNCLEAR: Final = frozenset({408, 409, 423, 425})
 """The server gave up waiting, or another request with our key may run."""
+_SUCCESS: Final = 2
+_REFUSAL: Final = 4
+
+
+def is_success(status: int) -> bool:
+    """Say whether a status is one of success."""
+    return status // 100 == _SUCCESS
+
+
+def is_answer(status: int) -> bool:
+    """Say whether a status is the API's own answer, so that its body counts: success or refusal."""
+    return status // 100 in (_SUCCESS, _REFUSAL)
+
+
+def is_some(count: object) -> bool:
+    """Say whether a count that a body tells is one, and not zero."""
+    return isinstance(count, int) and count > 0
+
+
+def first_of(value: object) -> Any:
+    """Return the first element of a list, None where there is none."""
+    return value[0] if isinstance(value, list) and value else None
 
 
 def by_status(status: int) -> Reply:
     """Return what the status of an answer proves where nothing is known of its body."""
     reason = f"HTTP {status}"
-    if 200 <= status < 300:
+    if is_success(status):
         return Reply("accepted", reason)
     if status in _NOT_TAKEN:
         return Reply("not_sent", reason)
-    if 400 <= status < 500 and status not in _UNCLEAR:
+    if status // 100 == _REFUSAL and status not in _UNCLEAR:
         return Reply("rejected", reason)
     return Reply("ambiguous", reason)
+
+
+def unclear(status: int) -> Reply:
+    """Return what a status of success proves where its body decides and can't be read."""
+    return Reply("ambiguous", f"HTTP {status} unclear")
+
+
+def by_ids(status: int, ids: Iterable[str | None]) -> list[Reply]:
+    """Return an accepted reply for each id, under a status that takes all messages; the status's own without one."""
+    reply = by_status(status)
+    if reply.meaning != "accepted":
+        return [reply]
+    named = [Reply("accepted", reply.reason, storable(message_id) if message_id else None) for message_id in ids]
+    return named or [reply]
+
+
+def all_mean(meaning: Meaning, *codes: str) -> dict[str, Meaning]:
+    """Return a part of a table of codes."""
+    return dict.fromkeys(codes, meaning)
+
+
+def by_code(status: int, code: str | None, meanings: Mapping[str, Meaning]) -> Reply:
+    """Return what a code of the provider's list proves, else what the status does.
+
+    With a status of success any other code is ambiguous; with one that tells of a fault (5xx) no code counts.
+    """
+    if code is not None and code in meanings and is_answer(status):
+        return Reply(meanings[code], code)
+    return unclear(status) if is_success(status) else by_status(status)

@@ -7,7 +7,7 @@ import json
 import re
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from types import MappingProxyType
@@ -17,8 +17,8 @@ from urllib.parse import quote
 import msgspec
 
 from webhooks.asking import Api, ApiError, Query, bearer, credential
-from webhooks.event import Event, Kind, Testimony, derived_id, unread
-from webhooks.payload import at, first, id_at, iso_time, load_object, short, split, text_at
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, unread
+from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, split, text_at
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -35,6 +35,7 @@ from webhooks.provider import (
     Verified,
     sampled_name,
 )
+from webhooks.reply import Reply, by_ids, is_success
 from webhooks.signature import credential_objection, credential_only, sample_delivery
 
 FACTS: Final = Facts(
@@ -169,6 +170,17 @@ class AzureAcs:
         """Return the operation id, which comes back as the message id of all events."""
         operation_id = str(uuid.uuid5(NAMESPACE, wire_key))
         return Stamp(headers={"Operation-Id": operation_id}, message_id=operation_id)
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:
+        """Return the one answer to all recipients; the id is the operation's, which is ours."""
+        said = load_or_none(body)
+        if status == HTTPStatus.PRECONDITION_FAILED:  # too late to be told what came of the first attempt
+            return [Reply("ambiguous", "HTTP 412")]
+        _, testimony = _OPERATIONS.get(text_at(said, "status") or "", UNKNOWN)
+        if is_success(status) and testimony is Testimony.REJECTED:
+            return [Reply("rejected", "operation failed")]
+        message_id = id_at(said, "id") or headers.get("operation-id")
+        return by_ids(status, [bounded_id(message_id).lower()] if message_id else [])
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the credential that the request carries; OPTIONS needs none, since nothing of it is stored."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -23,7 +23,7 @@ from webhooks.event import (
     same_mailbox,
     unread,
 )
-from webhooks.payload import at, first, iso_time, load_object, load_text, short, split, text_at, unix_time
+from webhooks.payload import at, first, iso_time, load_object, load_or_none, load_text, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -37,6 +37,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
+from webhooks.reply import Reply, all_mean, by_code, by_ids, is_success
 from webhooks.signature import credential_objection, credential_only, sample_delivery
 
 FACTS: Final = Facts(
@@ -168,6 +169,15 @@ _NAMESPACE: Final = uuid5(NAMESPACE_DNS, "brevo.com")
 _MILLISECONDS: Final = 100_000_000_000  # no time in seconds is that large
 _MARK: Final = "send_key:"
 
+_REPLIES: Final = MappingProxyType(
+    all_mean("accepted", "duplicate_parameter")
+    | all_mean("ambiguous", "duplicate_request")
+    | all_mean("not_sent", "unauthorized", "permission_denied", "reseller_permission_denied", "not_enough_credits")
+    | all_mean("not_sent", "account_under_validation", "method_not_allowed")
+)
+"""What codes of errors prove; of others the status [getbrevo SDKs' ErrorModel]. duplicate_parameter: our idempotency
+key was taken before; what duplicate_request says was not found."""
+
 
 class Brevo:
     """Brevo as the receiver and the sender's side know it."""
@@ -183,6 +193,15 @@ class Brevo:
             body={"headers": {"X-Mailin-custom": custom, "idempotencyKey": idempotency_key}, "tags": [tag]},
             smtp_headers={"X-Mailin-custom": custom, "X-Mailin-Tag": tag},
         )
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the answer to a message, or to each version of one."""
+        said = load_or_none(body)
+        if not is_success(status):
+            return [by_code(status, text_at(said, "code"), _REPLIES)]
+        versions = at(said, "messageIds")
+        ids = versions if isinstance(versions, list) else [at(said, "messageId")]
+        return by_ids(status, [_bare(text_at(message_id)) for message_id in ids])
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the credential that the request carries: Brevo signs nothing."""

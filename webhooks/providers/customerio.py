@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from webhooks.event import Event, Kind, Testimony, derived_id
-from webhooks.payload import at, first, id_at, load_object, short, text_at, unix_time
+from webhooks.payload import at, first, id_at, load_object, load_or_none, short, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -26,6 +27,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
+from webhooks.reply import Reply, by_ids
 from webhooks.signature import (
     carries_credential,
     credential_only,
@@ -115,6 +117,10 @@ class CustomerIo:
     def stamp(self, wire_key: str) -> Stamp:  # noqa: ARG002 - there is nowhere to put it
         """Return nothing: Customer.io gives back nothing of ours and has no idempotency key."""
         return Stamp()
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the answer to the message."""
+        return by_ids(status, [id_at(load_or_none(body), "delivery_id")])
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the signature against each of the feed's signing keys, or the credential that the request carries."""

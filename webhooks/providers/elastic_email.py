@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from webhooks.asking import Api, ApiError, Query, by_offset, credential, items, needed, utc
 from webhooks.event import HASHED_KEY, PLAIN_KEY, Event, Kind, Testimony, bounded_id, derived_id, same_mailbox, unread
 from webhooks.forms import form_fields, query_fields
-from webhooks.payload import first, id_at, iso_time, short, text_at
+from webhooks.payload import first, id_at, iso_time, load_or_none, short, text_at
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -34,6 +34,7 @@ from webhooks.provider import (
     Verified,
     sampled_name,
 )
+from webhooks.reply import Reply, by_ids, is_success, unclear
 from webhooks.signature import credential_headers, credential_objection, credential_only, octets
 
 FACTS: Final = Facts(
@@ -153,6 +154,12 @@ class ElasticEmail:
             body={"Content": {"Postback": wire_key}, "Options": {"ChannelName": wire_key}},
             smtp_headers={"X-ElasticEmail-Postback": wire_key},
         )
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the one answer to all recipients, of API v4: version 2 answers its errors with 200, too."""
+        said = load_or_none(body)
+        message_id = id_at(said, "MessageID") or id_at(said, "TransactionID")
+        return [unclear(status)] if is_success(status) and not message_id else by_ids(status, [message_id])
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the credential in the URL; a GET of one field that is none of an event's is a probe and needs none.

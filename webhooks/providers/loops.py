@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Final, Literal
 
 import msgspec
 
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
-from webhooks.payload import at, first, id_at, load_object, text_at, unix_time
+from webhooks.payload import at, first, id_at, load_object, load_or_none, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -25,6 +27,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
+from webhooks.reply import Reply, by_status, is_success, unclear
 from webhooks.signature import (
     sample_delivery,
     sign_standard_webhook,
@@ -118,6 +121,13 @@ class Loops:
     def stamp(self, wire_key: str) -> Stamp:
         """Return the native idempotency key, kept 24 hours; nothing makes the key come back."""
         return Stamp(headers={"Idempotency-Key": wire_key})
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the answer to the message, which names no id. 409 proves that the same key was taken before."""
+        success = at(load_or_none(body), "success")
+        if status == HTTPStatus.CONFLICT and success is False:
+            return [Reply("accepted", "HTTP 409 key used")]
+        return [unclear(status) if is_success(status) and success is False else by_status(status)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the signature against each of the feed's `whsec_` secrets."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Final, Literal
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from webhooks.asking import Api, ApiError, Pages, Query, bearer, credential, items, needed
 from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id, same_mailbox
-from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
+from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, text_at
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -31,6 +31,7 @@ from webhooks.provider import (
     Verified,
     sampled_name,
 )
+from webhooks.reply import Reply, all_mean, by_code, by_ids, is_success, unclear
 from webhooks.signature import (
     CREDENTIAL_SCHEMES,
     carries_credential,
@@ -167,6 +168,14 @@ _PAGE: Final = 100
 _SPAN: Final = 23 * 3_600
 """How many seconds are asked for at once: less than the day that the smallest plan allows."""
 
+_CODE: Final = re.compile(r"\bMS\d{5}\b")
+_REPLIES: Final = MappingProxyType(
+    all_mean("not_sent", "MS40301", "MS40302", "MS40303", "MS40304", "MS40305", "MS42901", "MS42903")
+    | all_mean("not_sent", "MS42204", "MS42207", "MS42216", "MS42222", "MS42225", "MS42226")
+)
+"""Codes in an error's message: access, rate, quota, plan, a domain that is not verified; of others the status
+[developers.mailersend.com/general, by api-evangelist/mailersend errors]."""
+
 
 class MailerSend:
     """MailerSend as the receiver and the sender's side know it."""
@@ -178,6 +187,18 @@ class MailerSend:
         """Return the tag that makes the key come back; there is no native idempotency key."""
         tag = wire_key if HASHED_KEY.fullmatch(wire_key) else f"send_key-{wire_key}"
         return Stamp(body={"tags": [tag]}, smtp_headers={"X-MailerSend-Tags": tag})
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:
+        """Return the one answer to all recipients. Of a bulk request only its own look-up tells what was taken."""
+        said = load_or_none(body)
+        if not is_success(status):
+            code = _CODE.search(text_at(said, "message") or "")
+            return [by_code(status, code[0] if code else None, _REPLIES)]
+        if message_id := headers.get("x-message-id"):
+            return by_ids(status, [bounded_id(message_id)])
+        warnings = at(said, "warnings")
+        types = [at(warning, "type") for warning in warnings] if isinstance(warnings, list) else []
+        return [Reply("rejected", "ALL_SUPPRESSED") if "ALL_SUPPRESSED" in types else unclear(status)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the signature against each of the feed's secrets; a ping only has to bear one."""

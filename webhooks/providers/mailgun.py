@@ -17,10 +17,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from webhooks.asking import Api, ApiError, Change, Pages, Query, Reply, basic, credential, items, needed
+from webhooks import asking
+from webhooks.asking import Api, ApiError, Change, Pages, Query, basic, credential, items, needed
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address, same_mailbox
 from webhooks.forms import form_fields
-from webhooks.payload import at, first, load_object, load_text, short, text_at, unix_time
+from webhooks.payload import at, first, load_object, load_or_none, load_text, short, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -36,6 +37,7 @@ from webhooks.provider import (
     Verdict,
     Verified,
 )
+from webhooks.reply import Reply, by_ids
 from webhooks.signature import (
     NO_SECRET,
     carries_credential,
@@ -165,6 +167,12 @@ class Mailgun:
             smtp_headers={"X-Mailgun-Variables": msgspec.json.encode({"send_key": wire_key}).decode()},
         )
 
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the one answer to all recipients. 402, "request failed", says nothing of whether it was queued."""
+        if status == HTTPStatus.PAYMENT_REQUIRED:
+            return [Reply("ambiguous", "HTTP 402")]
+        return by_ids(status, [_bare(text_at(load_or_none(body), "id"))])
+
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the signature inside the body against each of the feed's keys, or the credential of the request."""
         if not any(feed.secrets):
@@ -292,7 +300,7 @@ def _form_key(form: Mapping[str, str]) -> str | None:
 
 def _event(data: dict[str, Any], raw: bytes) -> Event:
     name, send_key = text_at(data, "event") or "", _send_key(data.get("user-variables"))
-    message_id, occurred_at = _message_id(data), unix_time(data.get("timestamp"))
+    message_id, occurred_at = _bare(text_at(data, "message", "headers", "message-id")), unix_time(data.get("timestamp"))
     incoming = _is_incoming(name, data, send_key)
     kind, testimony = _failure(data) if name in _FAILURES else MEANINGS.get(name, UNKNOWN)
     if incoming:
@@ -315,8 +323,8 @@ def _send_key(variables: object) -> str | None:
     return text_at(load_text(variables) if isinstance(variables, str) else variables, "send_key")
 
 
-def _message_id(data: dict[str, Any]) -> str | None:
-    bare = (text_at(data, "message", "headers", "message-id") or "").strip("<> ")
+def _bare(message_id: str | None) -> str | None:
+    bare = (message_id or "").strip("<> ")
     return bounded_id(bare) if bare else None
 
 
@@ -359,7 +367,7 @@ def _reason(data: dict[str, Any]) -> str | None:
     return short(" ".join(filter(None, words)))
 
 
-async def _call(feed: Feed, api: Api, method: str, path: str, **sent: Any) -> Reply:
+async def _call(feed: Feed, api: Api, method: str, path: str, **sent: Any) -> asking.Reply:
     login = basic("api", credential(feed.api_key, "api_key", feed))
     return await api.call(method, (feed.api_url or _API) + path, headers=login, **sent)
 

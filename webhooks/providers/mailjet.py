@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from webhooks.asking import Api, ApiError, Query, basic, by_offset, credential, items, needed, utc
 from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id, same_mailbox, unread
-from webhooks.payload import at, id_at, iso_time, load_object, load_text, short, split, text_at, unix_time
+from webhooks.payload import at, id_at, iso_time, load_object, load_or_none, load_text, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -27,6 +29,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
+from webhooks.reply import Reply, by_ids, by_status, first_of, is_answer, is_success, unclear
 from webhooks.signature import credential_objection, credential_only, sample_delivery
 
 FACTS: Final = Facts(
@@ -142,6 +145,9 @@ _PAGE: Final = 1_000
 """Messages on a page, at most [mailjet/api-documentation guides/_filtering-resources.md]."""
 _CREDENTIAL: Final = "basic:user:password"
 
+_ERROR_CODE: Final = re.compile(r"(?:mj|send)-\d{4}")
+"""What an error of a message is called [mailjet/api-documentation guides/_send-api.md]."""
+
 
 class Mailjet:
     """Mailjet as the receiver and the sender's side know it."""
@@ -167,6 +173,13 @@ class Mailjet:
                 "X-Mailjet-DeduplicateCampaign": "1",
             },
         )
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the answer to each of v3.1's Messages, which a 4xx lists too: each is taken or refused by itself."""
+        messages = at(load_or_none(body), "Messages")
+        if is_answer(status) and isinstance(messages, list) and messages:
+            return [_reply(status, message) for message in messages]
+        return [unclear(status) if is_success(status) else by_status(status)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the credential that the request carries: Mailjet signs nothing."""
@@ -210,6 +223,17 @@ class Mailjet:
             raise ApiError(
                 "unnamed", "a message of the API's answer shows no CustomID of ours: it may be the sought one"
             )
+
+
+def _reply(status: int, message: object) -> Reply:
+    error, said = first_of(at(message, "Errors")), at(message, "Status")
+    if said == "success":
+        return by_ids(200, [id_at(first_of(at(message, "To")), "MessageID")])[0]
+    of_error = at(error, "StatusCode")
+    if said != "error" or type(of_error) is not int or of_error not in range(400, 600):
+        return unclear(status)
+    code = text_at(error, "ErrorCode") or ""
+    return replace(by_status(of_error), reason=code) if _ERROR_CODE.fullmatch(code) else by_status(of_error)
 
 
 def _kept(raw: bytes, anomalies: Counter[str]) -> Event:

@@ -16,7 +16,7 @@ import msgspec
 
 from webhooks.asking import Api, ApiError, Pages, Query, bearer, credential, items, needed, utc
 from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id, same_mailbox, unread
-from webhooks.payload import at, first, id_at, iso_time, load_object, short, split, text_at, unix_time
+from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -32,6 +32,7 @@ from webhooks.provider import (
     Verified,
     sampled_name,
 )
+from webhooks.reply import Reply, by_ids, by_status, first_of, is_success, unclear
 from webhooks.signature import (
     carries_credential,
     credential_only,
@@ -171,6 +172,14 @@ class Mailtrap:
             },
         )
 
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the answer to a message, or to each of a batch."""
+        said = load_or_none(body)
+        if not is_success(status):
+            return [by_status(status)]
+        responses = at(said, "responses")
+        return [_reply(status, one) for one in (responses if isinstance(responses, list) and responses else [said])]
+
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the signature against each of the feed's secrets, or the credential that the request carries."""
         keys = signing_secrets(feed.secrets)
@@ -211,6 +220,13 @@ class Mailtrap:
                 return
         if query.wire_key and unnamed:
             raise ApiError("unnamed", "a message to this recipient shows no key, so it may be the sought one")
+
+
+def _reply(status: int, response: object) -> Reply:
+    success, ids = at(response, "success"), at(response, "message_ids")  # an id for each recipient
+    if success is True and (message_id := id_at(first_of(ids))):
+        return by_ids(status, [message_id])[0]
+    return Reply("rejected", "success false") if success is False else unclear(status)
 
 
 def _pieces(body: bytes) -> list[bytes]:

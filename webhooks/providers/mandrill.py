@@ -7,7 +7,7 @@ import base64
 import hmac
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -26,7 +26,7 @@ from webhooks.event import (
     unread,
 )
 from webhooks.forms import form_fields
-from webhooks.payload import at, id_at, load_object, short, split, text_at, unix_time
+from webhooks.payload import at, id_at, load_object, load_or_none, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -42,6 +42,7 @@ from webhooks.provider import (
     Verified,
     sampled_name,
 )
+from webhooks.reply import Reply, all_mean, by_ids, by_status, is_success, unclear
 from webhooks.signature import carries_credential, credential_only, octets, same, sample_delivery, signing_secrets
 
 FACTS: Final = Facts(
@@ -154,6 +155,17 @@ _API: Final = "https://mandrillapp.com/api/1.4"
 _MOST: Final = 1_000
 """Most messages of one search [mailchimp transactional.openapi.json 1.4]."""
 
+_REFUSALS: Final = MappingProxyType(
+    all_mean("rejected", "ValidationError")
+    | all_mean("not_sent", "Invalid_Key", "PaymentRequired", "PoorReputation", "Unknown_Subaccount", "Unknown_Template")
+)
+"""What names of errors prove; GeneralError and others nothing [mailchimp.com/developer/transactional/api]."""
+_REJECTS: Final = frozenset(
+    {"hard-bounce", "soft-bounce", "spam", "unsub", "custom", "invalid", "invalid-sender", "unsigned", "rule"}
+    | {"test-mode-limit"}
+)
+"""Values of `reject_reason` [mailchimp transactional.openapi.json 1.4]."""
+
 
 class Mandrill:
     """Mandrill as the receiver and the sender's side know it."""
@@ -165,6 +177,16 @@ class Mandrill:
         """Return the metadata that makes the key come back; there is no native idempotency key."""
         metadata = {"send_key": wire_key}
         return Stamp(body={"message": {"metadata": metadata}}, smtp_headers={"X-MC-Metadata": json.dumps(metadata)})
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the answer to each recipient. Errors come with a 5xx too, and tell by name that nothing was taken."""
+        said = load_or_none(body)
+        if is_success(status) and isinstance(said, list) and said:
+            return [_reply(status, item) for item in said]
+        name = text_at(said, "name") or ""
+        if name in _REFUSALS:
+            return [Reply(_REFUSALS[name], name)]
+        return [unclear(status) if is_success(status) else by_status(status)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the signature against each of the feed's keys, or the credential that the request carries.
@@ -225,6 +247,15 @@ class Mandrill:
             raise ApiError(
                 "unnamed", "a message to this recipient shows no metadata send_key: it may be the sought one"
             )
+
+
+def _reply(status: int, item: object) -> Reply:
+    state, cause = text_at(item, "status"), text_at(item, "reject_reason")
+    if state in ("sent", "queued", "scheduled"):
+        return by_ids(status, [id_at(item, "_id")])[0]
+    if state in ("rejected", "invalid"):
+        return Reply("rejected", f"{state}: {cause}" if cause in _REJECTS else state)
+    return unclear(status)
 
 
 # -- signature ---------------------------------------------------------------------------------------------------------

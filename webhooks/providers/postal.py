@@ -7,6 +7,7 @@ PO is the source of Postal 3.3.6, github.com/postalserver/postal.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.hashes import SHA1, SHA256, HashAlgorithm
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 
 from webhooks.event import Event, Kind, Testimony, derived_id
-from webhooks.payload import at, id_at, load_object, short, text_at, unix_time
+from webhooks.payload import at, id_at, load_object, load_or_none, short, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -36,6 +37,7 @@ from webhooks.provider import (
     Verified,
     sampled_name,
 )
+from webhooks.reply import Reply, all_mean, by_code, by_ids, by_status, is_success, unclear
 from webhooks.signature import (
     CREDENTIAL_SCHEMES,
     NO_SECRET,
@@ -127,6 +129,14 @@ _MISSING: Final = Refused("missing", "no X-Postal-Signature-256 and no X-Postal-
 _ARMOUR: Final = re.compile(r"-----[A-Z ]+-----|\\n|\s")
 _DKIM_KEY: Final = re.compile(r"(?:^|;)\s*p=([^;]*)")
 
+_REPLIES: Final = MappingProxyType(
+    all_mean("not_sent", "AccessDenied", "InvalidServerAPIKey", "ServerSuspended", "UnauthenticatedFromAddress")
+    | all_mean("rejected", "parameter-error", "NoRecipients", "NoContent", "FromAddressMissing")
+    | all_mean("rejected", "TooManyToAddresses", "TooManyCCAddresses", "TooManyBCCAddresses")
+    | all_mean("rejected", "AttachmentMissingName", "AttachmentMissingData")
+)
+"""What codes of errors prove: each is found before anything is stored [PO legacy_api/send_controller.rb]."""
+
 
 class Postal:
     """Postal as the receiver and the sender's side know it."""
@@ -137,6 +147,18 @@ class Postal:
     def stamp(self, wire_key: str) -> Stamp:
         """Return the tag, a message's only one; there is no native idempotency key."""
         return Stamp(body={"tag": wire_key}, smtp_headers={"X-Postal-Tag": wire_key})
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the one answer to all recipients: its status is always 200, the body's own decides."""
+        said = load_or_none(body)
+        if not is_success(status):
+            return [by_status(status)]
+        if at(said, "status") == "success":
+            messages = at(said, "data", "messages")
+            ids = [id_at(message, "id") for message in messages.values()] if isinstance(messages, dict) else []
+            return by_ids(status, ids[:1]) if ids else [unclear(status)]
+        code = text_at(said, "data", "code") if at(said, "status") == "error" else text_at(said, "status")
+        return [by_code(status, code, _REPLIES)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the stronger signature that there is against each of the feed's public keys."""

@@ -16,7 +16,7 @@ import msgspec
 
 from webhooks.asking import Api, ApiError, Change, Query, by_halves, by_offset, credential, items, needed
 from webhooks.event import Event, Kind, Testimony, derived_id
-from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
+from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, text_at
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -30,6 +30,7 @@ from webhooks.provider import (
     Stamp,
     Verdict,
 )
+from webhooks.reply import Reply, all_mean, by_code, by_ids, is_success
 from webhooks.signature import credential_objection, credential_only, sample_delivery
 
 FACTS: Final = Facts(
@@ -166,6 +167,15 @@ _MOST: Final = 10_000
 _WITHOUT_MESSAGE: Final = frozenset({"Subscribe", "Unsubscribe"})
 _TIMES: Final = ("DeliveredAt", "BouncedAt", "ReceivedAt", "ChangedAt")
 
+_REPLIES: Final = MappingProxyType(
+    all_mean("rejected", "ErrorCode 300", "ErrorCode 402", "ErrorCode 403", "ErrorCode 406", "ErrorCode 411")
+    | all_mean("not_sent", "ErrorCode 10", "ErrorCode 100", "ErrorCode 400", "ErrorCode 401", "ErrorCode 405")
+    | all_mean("not_sent", "ErrorCode 410", "ErrorCode 412", "ErrorCode 413", "ErrorCode 1101")
+    | all_mean("not_sent", "ErrorCode 1235", "ErrorCode 1236")
+)
+"""What error codes prove: invalid, inactive recipient, forbidden; token, maintenance, sender, credits, batch, approval,
+template, stream [postmarkapp.com/developer/api/overview#api-error-codes]."""
+
 
 class Postmark:
     """Postmark as the receiver and the sender's side know it."""
@@ -176,6 +186,12 @@ class Postmark:
     def stamp(self, wire_key: str) -> Stamp:
         """Return the metadata that makes the key come back; there is no native idempotency key."""
         return Stamp(body={"Metadata": {"send_key": wire_key}}, smtp_headers={"X-PM-Metadata-send_key": wire_key})
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the answer to a message, or to each of a batch."""
+        said = load_or_none(body)
+        items = said if is_success(status) and isinstance(said, list) and said else [said]
+        return [_reply(status, item) for item in items]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the credential that the request carries: Postmark signs nothing."""
@@ -240,6 +256,13 @@ class Postmark:
         body = {**carried[0], "MessageStream": stream, "Triggers": _switched_on({})}
         text = f"create the webhook of message stream {stream} with {', '.join(_TRIGGERS)}"
         return [Change(text, partial(_write, api, feed, "POST", "/webhooks", body))]
+
+
+def _reply(status: int, item: object) -> Reply:
+    code, message_id = text_at(item, "ErrorCode") or "0", id_at(item, "MessageID")
+    if code == "0" and message_id:  # without a code: accepted, to be delivered late
+        return by_ids(status, [message_id])[0]
+    return by_code(status, f"ErrorCode {code}", _REPLIES)
 
 
 def _meaning(record: dict[str, Any], message_id: str | None) -> tuple[Kind, Testimony]:

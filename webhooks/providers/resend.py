@@ -15,7 +15,7 @@ import msgspec
 
 from webhooks.asking import Api, ApiError, Change, Pages, Query, bearer, credential, items, needed
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, same_mailbox
-from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
+from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, text_at
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -29,6 +29,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
+from webhooks.reply import Reply, all_mean, by_code, by_ids, is_success, unclear
 from webhooks.signature import (
     sample_delivery,
     sign_standard_webhook,
@@ -133,6 +134,16 @@ _SUPPRESSED: Final = (Kind.REJECTED, _REJECTED)
 _REASONS: Final = (("bounce", "message"), ("failed", "reason"), ("suppressed", "message"))
 _TELLS_APART: Final = (("click", "link"), ("click", "timestamp"), ("id",))
 
+_REPLIES: Final = MappingProxyType(
+    all_mean("accepted", "invalid_idempotent_request")
+    | all_mean("ambiguous", "concurrent_idempotent_requests")
+    | all_mean("rejected", "invalid_idempotency_key")
+    | all_mean("not_sent", "missing_api_key", "restricted_api_key", "invalid_api_key", "rate_limit_exceeded")
+    | all_mean("not_sent", "daily_quota_exceeded", "monthly_quota_exceeded")
+)
+"""What names of errors prove; of others the status [resend.com/docs/api-reference/errors]. Another payload under the
+same key: an earlier request was taken."""
+
 
 class Resend:
     """Resend as the receiver and the sender's side know it."""
@@ -147,6 +158,17 @@ class Resend:
             headers={"Idempotency-Key": wire_key},
             smtp_headers={"X-Send-Key": wire_key, "Resend-Idempotency-Key": wire_key},
         )
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the answer to a message, or to each of a batch."""
+        said = load_or_none(body)
+        if not is_success(status):
+            return [by_code(status, text_at(said, "name"), _REPLIES)]
+        sent, refused = at(said, "data"), at(said, "errors")
+        if not isinstance(sent, list):
+            return by_ids(status, [id_at(said, "id")])
+        replies = by_ids(status, [id_at(email, "id") for email in sent]) if sent else []
+        return _with_refused(status, replies, refused) if refused else replies or [unclear(status)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the signature against each of the feed's `whsec_` secrets."""
@@ -206,6 +228,17 @@ class Resend:
                 return _corrections(webhook, feed, api)
         text = f"create the webhook with {', '.join(_EVENTS)}"
         return [Change(text, partial(_create, {"endpoint": url, "events": list(_EVENTS)}, feed, api))]
+
+
+def _with_refused(status: int, sent: list[Reply], refused: object) -> list[Reply]:
+    """Return replies in the order of the call: a permissive batch lists apart, by place, what was not valid."""
+    places = [at(error, "index") for error in refused] if isinstance(refused, list) else [None]
+    replies, known = list(sent), [place for place in places if type(place) is int]
+    for place in sorted(known):
+        if not 0 <= place <= len(replies):
+            return [unclear(status)]
+        replies.insert(place, Reply("rejected", "invalid in a batch"))
+    return replies if len(known) == len(places) else [unclear(status)]
 
 
 def _meaning(name: str, data: object) -> tuple[Kind, Testimony]:

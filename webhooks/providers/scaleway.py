@@ -7,7 +7,7 @@ SW-D is the public source of Scaleway's documentation, SW-SDK its Python SDK.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -17,7 +17,7 @@ import msgspec
 from webhooks import sns
 from webhooks.asking import Api, ApiError, Pages, Query, credential, items, needed, utc
 from webhooks.event import Event, Kind, Testimony, derived_id, is_plain_address, same_mailbox
-from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
+from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, text_at
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -31,6 +31,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
+from webhooks.reply import Reply, by_ids, first_of
 from webhooks.signature import sample_delivery
 
 FACTS: Final = Facts(
@@ -178,6 +179,10 @@ class Scaleway:
             body={"additional_headers": [{"key": "X-Send-Key", "value": wire_key}]},
             smtp_headers={"X-Send-Key": wire_key},
         )
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the one answer to all recipients, each of whom has a message of its own: the first one's id."""
+        return by_ids(status, [id_at(first_of(at(load_or_none(body), "emails")), "id")])
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:
         """Say whether one of the feed's topics signed the delivery, by a certificate of Scaleway's authority."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
@@ -20,7 +20,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from webhooks.asking import Api, ApiError, Change, Query, Reply, bearer, by_halves, credential, items, needed, utc
+from webhooks import asking
+from webhooks.asking import Api, ApiError, Change, Query, bearer, by_halves, credential, items, needed, utc
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address, same_mailbox, unread
 from webhooks.payload import at, has_doubled_names, load_object, short, split, text_at, unix_time
 from webhooks.provider import (
@@ -37,6 +38,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
+from webhooks.reply import Reply, by_ids
 from webhooks.signature import (
     carries_credential,
     credential_only,
@@ -177,6 +179,9 @@ class _Fields(msgspec.Struct, gc=False):
 _FIELDS: Final = msgspec.json.Decoder(_Fields)
 _NAMES: Final = re.compile(rb'"(?:event|email|timestamp|sg_event_id|sg_message_id|send_key)"')
 
+_NOT_QUEUED: Final = 200
+"""What a request in sandbox mode is answered instead of 202 [docs.sendgrid.com/for-developers/.../sandbox-mode]."""
+
 
 class SendGrid:
     """Twilio SendGrid as the receiver and the sender's side know it."""
@@ -191,6 +196,13 @@ class SendGrid:
             body={"custom_args": arguments},
             smtp_headers={"X-SMTPAPI": json.dumps({"unique_args": arguments})},
         )
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the one answer to all personalizations. 200 instead of 202 is sandbox mode: checked, never sent."""
+        if status == _NOT_QUEUED:
+            return [Reply("rejected", "HTTP 200 not queued")]
+        message_id = headers.get("x-message-id", "").partition(".")[0]
+        return by_ids(status, [bounded_id(message_id)] if message_id else [])
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the signature against each of the feed's public keys, or the credential that the request carries."""
@@ -303,7 +315,7 @@ def _time(value: object) -> datetime | None:
 
 async def _call(
     feed: Feed, api: Api, method: str, path: str, value: object = None, expect: tuple[int, ...] = ()
-) -> Reply:
+) -> asking.Reply:
     login = bearer(credential(feed.api_key, "api_key", feed))
     return await api.call(method, (feed.api_url or _API) + path, headers=login, json=value, expect=expect)
 

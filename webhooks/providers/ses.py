@@ -13,6 +13,7 @@ import re
 from collections.abc import Awaitable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 from webhooks import sns
@@ -20,8 +21,9 @@ from webhooks.asking import Api, Change, credential
 from webhooks.aws import open_client, region_of
 from webhooks.aws_policy import grant, grants, with_grant
 from webhooks.event import Event, Kind, Testimony, derived_id
-from webhooks.payload import SHORT, at, first, id_at, iso_time, load, short, text_at
+from webhooks.payload import SHORT, at, first, id_at, iso_time, load, load_or_none, short, text_at
 from webhooks.provider import BadPayload, Delivery, Facts, Feed, Fetch, NoSample, Parsed, Provider, Stamp, Verdict
+from webhooks.reply import Reply, all_mean, by_code, by_ids, is_success, unclear
 
 FACTS: Final = Facts(
     title="Amazon SES (API v2, SMTP)",
@@ -147,6 +149,20 @@ class _Recipient(NamedTuple):
     diagnosis: str | None = None
 
 
+_REPLIES: Final = MappingProxyType(
+    all_mean("rejected", "MessageRejected", "BadRequestException", "MESSAGE_REJECTED", "INVALID_PARAMETER")
+    | all_mean("not_sent", "AccountSuspendedException", "SendingPausedException", "LimitExceededException")
+    | all_mean("not_sent", "MailFromDomainNotVerifiedException", "NotFoundException", "TooManyRequestsException")
+    | all_mean("not_sent", "AccessDeniedException", "ExpiredTokenException", "ThrottlingException", "RequestExpired")
+    | all_mean("not_sent", "MAIL_FROM_DOMAIN_NOT_VERIFIED", "CONFIGURATION_SET_NOT_FOUND", "TEMPLATE_NOT_FOUND")
+    | all_mean("not_sent", "ACCOUNT_SUSPENDED", "ACCOUNT_THROTTLED", "ACCOUNT_DAILY_QUOTA_EXCEEDED")
+    | all_mean("not_sent", "INVALID_SENDING_POOL_NAME", "ACCOUNT_SENDING_PAUSED", "CONFIGURATION_SET_SENDING_PAUSED")
+    | all_mean("not_sent", "TRANSIENT_FAILURE")
+    | all_mean("ambiguous", "FAILED", "RequestAbortedException")
+)
+"""What errors and the Status of SendBulkEmail's entries prove [BC; the errors of every AWS service: AWS documents]."""
+
+
 class Ses:
     """Amazon SES as the receiver and the sender's side know it."""
 
@@ -165,6 +181,18 @@ class Ses:
             },
             smtp_headers={"X-Send-Key": wire_key, "X-SES-MESSAGE-TAGS": f"send_key={wire_key}"},
         )
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:
+        """Return what SendEmail, or each entry of SendBulkEmail, came to."""
+        said = load_or_none(body)
+        if not is_success(status):
+            name = headers.get("x-amzn-errortype") or text_at(said, "__type") or ""
+            return [by_code(status, name.partition(":")[0].rpartition("#")[2], _REPLIES)]
+        results = at(said, "BulkEmailEntryResults")
+        if isinstance(results, list) and results:
+            return [_bulk_reply(status, result) for result in results]
+        message_id = id_at(said, "MessageId")
+        return by_ids(status, [message_id]) if message_id else [unclear(status)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:
         """Say whether one of the feed's SNS topics signed the delivery, or the request carries a credential."""
@@ -197,6 +225,11 @@ class Ses:
         way = await _way(url, feed)
         parts = (_topic_changes, _queue_changes, _subscription_changes, _destination_changes)
         return [change for part in parts for change in await part(way)]
+
+
+def _bulk_reply(status: int, result: object) -> Reply:
+    name = text_at(result, "Status")
+    return by_ids(status, [id_at(result, "MessageId")])[0] if name == "SUCCESS" else by_code(status, name, _REPLIES)
 
 
 def _load(raw: bytes) -> Any:

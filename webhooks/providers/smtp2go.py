@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from webhooks.asking import Api, ApiError, Pages, Query, credential, items, needed, utc
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address, same_mailbox
 from webhooks.forms import form_fields
-from webhooks.payload import at, first, id_at, iso_time, load_object, short, text_at
+from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, text_at
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -26,6 +27,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
+from webhooks.reply import Reply, all_mean, by_code, by_ids, is_some, is_success
 from webhooks.signature import credential_objection, credential_only, sample_delivery
 
 FACTS: Final = Facts(
@@ -128,6 +130,14 @@ _CREDENTIAL: Final = "header:Name=value, basic:user:password or query:name=value
 _HEADER: Final = "X-Send-Key"
 _TELLS_APART: Final = ("time", "url", "srchost", "read-secs", "bounce", "host", "message")
 
+_REPLIES: Final = MappingProxyType(
+    all_mean("not_sent", "ENDPOINT_PERMISSION_DENIED")
+    | all_mean("rejected", "NON_VALIDATING_IN_PAYLOAD")
+    | all_mean("ambiguous", "API_EXCEPTION")
+)
+"""What codes of errors prove; of others the status. API_EXCEPTION, like the status 402 ("request failed"), is said of
+anything [developers.smtp2go.com/docs/response-codes, by api-evangelist/smtp2go errors]."""
+
 
 class Smtp2Go:
     """SMTP2GO as the receiver and the sender's side know it."""
@@ -140,6 +150,18 @@ class Smtp2Go:
         return Stamp(
             body={"custom_headers": [{"header": _HEADER, "value": wire_key}]}, smtp_headers={_HEADER: wire_key}
         )
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the one answer to all recipients: taken if one of them was."""
+        said = load_or_none(body)
+        if is_success(status) and is_some(at(said, "data", "succeeded")):
+            return by_ids(status, [id_at(said, "data", "email_id")])
+        if is_success(status) and is_some(at(said, "data", "failed")):
+            return [Reply("rejected", "no recipient accepted")]
+        if status == HTTPStatus.PAYMENT_REQUIRED:
+            return [Reply("ambiguous", "HTTP 402")]
+        code = text_at(said, "data", "error_code") or text_at(said, "error_code") or ""
+        return [by_code(status, code.removeprefix("E_ApiResponseCodes."), _REPLIES)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the credential that the request carries: SMTP2GO signs nothing."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from webhooks.asking import Api, ApiError, Pages, Query, credential, items, needed, utc
 from webhooks.event import HASHED_KEY, Event, Kind, Testimony, derived_id, is_plain_address, same_mailbox, unread
-from webhooks.payload import at, id_at, iso_time, load, short, split, text_at, unix_time
+from webhooks.payload import at, id_at, iso_time, load, load_or_none, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -28,6 +28,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
+from webhooks.reply import Reply, all_mean, by_code, by_ids, first_of, is_some, is_success, unclear
 from webhooks.signature import credential_objection, credential_only, sample_delivery
 
 FACTS: Final = Facts(
@@ -154,6 +155,15 @@ _TELLS_APART: Final = (
     *("target_link_url", "ip_address", "user_agent"),
 )
 
+_REPLIES: Final = MappingProxyType(
+    all_mean("accepted", "1600")
+    | all_mean("ambiguous", "1601")
+    | all_mean("rejected", "1602")
+    | all_mean("not_sent", "2101", "2102", "2103")
+)
+"""What codes of errors prove: another payload under the same key, a first request in progress, a malformed key,
+sending limits; of others the status [developers.sparkpost.com transmissions.apib and pull/590]."""
+
 
 class SparkPost:
     """SparkPost as the receiver and the sender's side know it."""
@@ -168,6 +178,16 @@ class SparkPost:
         """
         slots = {"metadata": {"send_key": wire_key}, "campaign_id": wire_key}
         return Stamp(body=slots, headers={"Idempotency-Key": wire_key}, smtp_headers={"X-MSYS-API": json.dumps(slots)})
+
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
+        """Return the one answer to all recipients: taken if one of them was."""
+        said = load_or_none(body)
+        if not is_success(status):
+            return [by_code(status, text_at(first_of(at(said, "errors")), "code"), _REPLIES)]
+        taken, refused = (at(said, "results", f"total_{word}_recipients") for word in ("accepted", "rejected"))
+        if is_some(taken):
+            return by_ids(status, [id_at(said, "results", "id")])
+        return [Reply("rejected", "no recipient accepted") if is_some(refused) else unclear(status)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the credential that the request carries: SparkPost signs nothing."""
