@@ -11,12 +11,18 @@ from typing import Final
 
 import uvloop
 
-from benchmarks import backlog, events, posts, silence
+from benchmarks import backlog, events, posts, sending, silence
 from benchmarks.stand import Result, Scale, machine, say, server, settle_server
 from reconciler.postgres import EmbeddedPostgres
 
 Benchmark = Callable[[EmbeddedPostgres, Scale], Awaitable[list[Result]]]
-BENCHMARKS: Final[dict[str, Benchmark]] = {"a": posts.run, "b": events.run, "c": backlog.run, "d": silence.run}
+BENCHMARKS: Final[dict[str, Benchmark]] = {
+    "a": posts.run,
+    "b": events.run,
+    "c": backlog.run,
+    "d": silence.run,
+    "e": sending.run,
+}
 
 
 def _arguments() -> argparse.Namespace:

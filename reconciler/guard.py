@@ -1,47 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sender's side: claim once, submit, say how it went. Thin over the SQL functions; the protocol lives there.
+"""The sender's side on asyncio: claim once, submit, say how it went. Thin over the SQL functions.
 
-    claim = await guard.claim(pool, "order.receipt:1234:a@example.com", feed="sendgrid-main", submit_within=60)
-    if claim.granted:
-        with_key = guard.stamp("sendgrid", claim.wire_key)      # merge into the API call
-        answer = await call_provider(..., timeout=claim.seconds_left())
-        await guard.confirm(pool, claim, message_id=answer.id)
+    async def submit(claim):
+        form = claim.stamp.into({"from": ..., "to": ..., "text": ...})
+        return await session.post(URL, data=form, timeout=aiohttp.ClientTimeout(total=claim.seconds_left()))
 
-A claim is committed before it is returned, so these calls refuse a connection that is inside a transaction. Give the
-HTTP client `seconds_left()` as its total time-out, and look once more right before the request is written.
+    sent = await guard.send_once(pool, key, "mailgun-main", submit, provider="mailgun", submit_within=30)
+
+`send_once` is `claim`, `submit`, then `confirm` or `fail`; each can be called alone. A claim is committed before it is
+returned, so these calls refuse a connection that is inside a transaction. Where a pool is given no connection is held
+while `submit` runs.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from datetime import datetime
+from reconciler.claims import (
+    CANCELLED_SECONDS,
+    FIRST_PAUSE,
+    IN_TRANSACTION,
+    LONGEST_PAUSE,
+    NOT_SENT_BY,
+    STORE_SECONDS,
+    Claim,
+    Claimed,
+    Confirmed,
+    Failed,
+    GuardError,
+    NotSent,
+    Outcome,
+    Rejected,
+    Sending,
+    Sent,
+    as_claim,
+    boot_time,
+    claim_options,
+    concluded,
+    confirm_options,
+    is_mistake,
+    known_message_id,
+    require_known_id,
+    stamp,
+    storable,
+)
+from reconciler.classify import Result, failure, read_answer
 
-    from webhooks.provider import Stamp
-
-Outcome = Literal[
-    "claimed",
-    "already_sent",
-    "in_flight",
-    "failed",
-    "capped",
-    "expired",
-    "key_reused",
-    "other_feed",
-    "held",
-    "beyond_memory",
+__all__ = [
+    "Claim",
+    "Claimed",
+    "Confirmed",
+    "Failed",
+    "GuardError",
+    "NotSent",
+    "Outcome",
+    "Rejected",
+    "Sending",
+    "Sent",
+    "boot_time",
+    "claim",
+    "confirm",
+    "enqueue",
+    "fail",
+    "known_message_id",
+    "send_once",
+    "sending",
+    "stamp",
 ]
-Confirmed = Literal["sent", "sent_late", "duplicate", "unknown_key"]
-Failed = Literal["failed", "released", "waiting", "sent", "not_yours"]
 
-
-class GuardError(RuntimeError):
-    """The guard was called in a way that would make it worthless; the text says what to do instead."""
+_T = TypeVar("_T")
 
 
 class Executor(Protocol):
@@ -52,62 +82,22 @@ class Executor(Protocol):
         ...
 
 
-def boot_time() -> float:
-    """Seconds on a clock that goes on while the machine sleeps and is never set: the only one a deadline may use."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The answer to a claim: the right to submit (`granted`), or why there is none."""
-
-    send_key: str
-    outcome: Outcome
-    wire_key: str
-    attempt: int | None
-    fence: int | None
-    """Names this claim; confirm and fail need it."""
-    reason: str | None
-    retry_at: datetime | None
-    """When it is worth asking again, by the database's clock."""
-    deadline: float
-    """On `boot_time`: after it nothing may be written to the provider any more. 0 where nothing was granted."""
-
-    @property
-    def granted(self) -> bool:
-        """True if the caller, and nobody else, may submit now."""
-        return self.outcome == "claimed"
-
-    def seconds_left(self) -> float:
-        """Seconds in which the submission must be over, counted from before the claim was asked for; 0: too late."""
-        return max(0.0, self.deadline - boot_time())
-
-
 CLAIM: Final = "CALL send_claim_commit($1, $2, $3::jsonb)"
 
 
-async def claim(executor: Executor, key: str, feed: str, **options: Any) -> Claim:
+async def claim(executor: Executor, key: str, feed: str, *, provider: str | None = None, **options: Any) -> Claim:
     """Ask for the exclusive right to submit a send, and commit it.
 
     Options are those of the SQL function: message_class, recipient, campaign, source, submit_within (seconds, or text
     such as "60s"), not_before, expires_at, intended_at (datetimes), fingerprint, payload, claimed_by, known_message_id,
-    nonce. None means: not given. Raises GuardError inside a transaction, asyncpg's errors otherwise.
+    nonce. None means: not given. `provider` is what `claim.stamp` is made for. Raises GuardError inside a transaction,
+    asyncpg's errors otherwise.
     """
-    _refuse_transaction(executor)
+    refuse_transaction(executor)
+    require_known_id(provider, options)
     asked_at = boot_time()
-    given = {name: value for name, value in options.items() if value is not None}
-    row = await executor.fetchrow(CLAIM, key, feed, json.dumps(given, default=_as_text))
-    left = row["seconds_left"]
-    return Claim(
-        send_key=key,
-        outcome=row["outcome"],
-        wire_key=row["wire_key"],
-        attempt=row["attempt"],
-        fence=row["fence"],
-        reason=row["reason"],
-        retry_at=row["retry_at"],
-        deadline=asked_at + left if left is not None else 0.0,
-    )
+    row = await executor.fetchrow(CLAIM, key, feed, claim_options(options))
+    return as_claim(key, row, asked_at, provider)
 
 
 CONFIRM: Final = "SELECT outcome, reason FROM send_confirm($1, $2, $3, $4::jsonb)"
@@ -118,10 +108,9 @@ async def confirm(executor: Executor, claimed: Claim, message_id: str | None, re
 
     `message_id` is the provider's, as its answer gave it. `duplicate` means that another attempt was accepted too.
     """
-    _refuse_transaction(executor)
-    options = {} if response is None else {"response": _storable(response)}
+    refuse_transaction(executor)
     row = await executor.fetchrow(
-        CONFIRM, claimed.send_key, claimed.fence, _storable(message_id), json.dumps(options, default=_as_text)
+        CONFIRM, claimed.send_key, claimed.fence, storable(message_id), confirm_options(response)
     )
     outcome: Confirmed = row["outcome"]
     return outcome
@@ -136,49 +125,123 @@ async def fail(executor: Executor, claimed: Claim, reason: str, *, not_sent: boo
     not_sent=True: nothing left this machine (connection refused), the send is free again at once. False: the provider
     answered that it will not send. None: can't tell (time-out, reset, 5xx); the claim stays and is reconciled.
     """
-    _refuse_transaction(executor)
-    row = await executor.fetchrow(FAIL, claimed.send_key, claimed.fence, _storable(reason), not_sent)
+    refuse_transaction(executor)
+    row = await executor.fetchrow(FAIL, claimed.send_key, claimed.fence, storable(reason), not_sent)
     outcome: Failed = row["outcome"]
     return outcome
 
 
-def stamp(provider: str, wire_key: str) -> Stamp:
-    """Return what to merge into a provider's API call so that the wire key comes back in its events.
+ENQUEUE: Final = "SELECT outcome FROM send_enqueue($1, $2, $3::jsonb)"
 
-    Raises GuardError for an unknown provider, and where another package named `webhooks` hides ours.
+
+async def enqueue(executor: Executor, key: str, feed: str, **options: Any) -> str:
+    """Write a send that is to be claimed later, in the caller's own transaction: it is there if that commits.
+
+    Returns enqueued, exists, or key_reused (another content has this key). Options are those of `claim` but
+    submit_within, claimed_by and nonce.
     """
+    row = await executor.fetchrow(ENQUEUE, key, feed, claim_options(options))
+    outcome: str = row["outcome"]
+    return outcome
+
+
+@asynccontextmanager
+async def sending(
+    executor: Executor, key: str, feed: str, *, provider: str | None = None, **options: Any
+) -> AsyncIterator[Sending]:
+    """Claim a send; when the block is left, store how it went. Whatever the block raises is recorded and goes on.
+
+    A block that was granted the claim and sets no answer leaves the send claimed: nobody can tell whether it submitted.
+    """
+    send = Sending(await claim(executor, key, feed, provider=provider, **options))
+    if not send.granted:
+        yield send
+        return
+    async with _recorded(executor, send):
+        yield send
+
+
+async def send_once(
+    executor: Executor,
+    key: str,
+    feed: str,
+    submit: Callable[[Claim], Awaitable[object]],
+    *,
+    provider: str | None = None,
+    **options: Any,
+) -> Sent:
+    """Submit a send that nobody has submitted, and return what it came to; else return what is known of it.
+
+    `submit` is given the claim, merges `claim.stamp` into its call, allows it `claim.seconds_left()`, and returns what
+    the provider answered (see `Sending.answer`). It is never called after the time to submit, and cancelled at its end.
+    What a client raises is classified and becomes the outcome; mistakes (TypeError, KeyError ...) are recorded, and
+    raised. Options as in `claim`. Raises GuardError inside a transaction, asyncpg's errors where nothing was claimed.
+    """
+    send = Sending(await claim(executor, key, feed, provider=provider, **options))
+    if send.granted:
+        try:
+            async with _recorded(executor, send):
+                send.answer = await _submitted(submit, send.claim)
+        except Exception as error:
+            if is_mistake(error):
+                raise
+    return send.sent
+
+
+async def _submitted(submit: Callable[[Claim], Awaitable[object]], claimed: Claim) -> Result:
+    left = claimed.seconds_left()
+    if left <= 0:  # this worker was frozen: whoever is given the send next may be submitting it already
+        raise NotSent("the time to submit was over")
+    async with asyncio.timeout(left):
+        return await read_answer(await submit(claimed), claimed.provider)
+
+
+@asynccontextmanager
+async def _recorded(executor: Executor, send: Sending) -> AsyncIterator[None]:
+    """Store how the block went: by the answer that it sets, or by what it raises, which goes on."""
     try:
-        from webhooks.registry import PROVIDERS  # noqa: PLC0415 - senders have folders of that name: only who stamps pays
-    except ImportError as error:
-        raise GuardError(
-            f"another package named 'webhooks' hides the one of esp-reconciler ({error}): put the key into the call by "
-            f"hand, `reconciler providers {provider}` says where, or start the sender where your folder is not first "
-            "on sys.path"
-        ) from None
-    if provider not in PROVIDERS:
-        raise GuardError(f"unknown provider {provider!r}; known: {', '.join(sorted(PROVIDERS))}")
-    return PROVIDERS[provider].stamp(wire_key)
+        yield
+        result = await read_answer(send.answer, send.claim.provider)
+    except asyncio.CancelledError as error:
+        with suppress(TimeoutError):  # whoever cancels doesn't wait long; a cause makes the send easier to decide
+            async with asyncio.timeout(CANCELLED_SECONDS):
+                await _stored(executor, send.claim, failure(error))
+        raise
+    except Exception as error:
+        send.sent = await _stored(executor, send.claim, failure(error, send.claim.provider), error)
+        raise
+    send.sent = await _stored(executor, send.claim, result)
 
 
-def _refuse_transaction(executor: Executor) -> None:
+async def _stored(executor: Executor, claimed: Claim, result: Result, error: Exception | None = None) -> Sent:
+    outcome = await until_told(lambda: _report(executor, claimed, result))
+    return concluded(claimed, result, outcome, error)
+
+
+async def until_told(report: Callable[[], Awaitable[_T]]) -> _T | None:
+    """Tell the database how a submission went, again and again for a while. None: it could not be told."""
+    pause = FIRST_PAUSE
+    with suppress(TimeoutError):
+        async with asyncio.timeout(STORE_SECONDS):
+            while True:
+                try:
+                    return await report()
+                except GuardError:
+                    raise
+                except Exception:  # noqa: BLE001 - whatever the driver raises: the answer must not be lost
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE)
+    return None
+
+
+async def _report(executor: Executor, claimed: Claim, result: Result) -> Outcome:
+    if result.meaning == "accepted":
+        return await confirm(executor, claimed, result.message_id)
+    return await fail(executor, claimed, result.reason, not_sent=NOT_SENT_BY[result.meaning])
+
+
+def refuse_transaction(executor: object) -> None:
+    """Raise GuardError where a connection is inside a transaction."""
     in_transaction = getattr(executor, "is_in_transaction", None)
     if in_transaction is not None and in_transaction():
-        raise GuardError(
-            "this connection is inside a transaction: a rollback would remove the guard after the message has left. "
-            "Call it outside, or write the send with send_enqueue in your transaction and claim it after the commit"
-        )
-
-
-def _as_text(value: object) -> str:
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def _storable(value: Any) -> Any:
-    """Replace what PostgreSQL refuses in text and JSON: an odd character in an answer must not lose the answer."""
-    if isinstance(value, str):
-        return value.replace("\0", "\ufffd").encode(errors="replace").decode()
-    if isinstance(value, dict):
-        return {_storable(str(name)): _storable(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_storable(part) for part in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        raise GuardError(IN_TRANSACTION)

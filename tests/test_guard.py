@@ -12,7 +12,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from reconciler import guard
+from reconciler import claims, guard
 from webhooks.provider import Stamp
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +46,7 @@ async def test_the_deadline_counts_from_before_the_claim_was_asked_for(db: async
 
 async def test_a_deadline_that_has_passed_leaves_no_seconds(db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     claimed = await guard.claim(db, "order:1", "mg", submit_within=30)
-    monkeypatch.setattr(guard, "boot_time", lambda: claimed.deadline + 1)
+    monkeypatch.setattr(claims, "boot_time", lambda: claimed.deadline + 1)
     assert claimed.seconds_left() == 0.0
 
 
@@ -87,7 +87,7 @@ def test_an_unknown_provider_is_named_together_with_the_known_ones() -> None:
 SENDER = """
 import asyncio, sys
 import asyncpg
-from reconciler import guard
+from reconciler import claims, guard
 
 async def main(dsn):
     connection = await asyncpg.connect(dsn)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callers of one key, as a process of their own: `python -m benchmarks.callers WAY WHERE ESP KEY HOW_MANY`.
+
+WAY is python (`send_once`), sql (the functions, as a sender in any language calls them) or http (`/v1/sends`); WHERE is
+a DSN, or `URL TOKEN` in one argument. ESP is a provider with Mailgun's send API. Says `ready`, waits for a line on
+stdin, lets all callers go at once, and prints what each waited for: JSON, a list of [seconds, overhead, outcome], where
+overhead leaves out the provider's call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+from urllib.parse import quote
+
+import aiohttp
+import asyncpg
+
+from reconciler import guard
+
+CONNECTIONS: Final = 8
+FEED: Final = "mg"
+
+Submit = Callable[[str], Awaitable[str]]
+"""Submits a message that bears a wire key, and returns its message id."""
+Caller = Callable[[str, Submit], Awaitable[str]]
+"""Sends under a key, and returns the outcome."""
+
+
+@asynccontextmanager
+async def python(where: str) -> AsyncIterator[Caller]:
+    """Callers of `send_once`."""
+    async with asyncpg.create_pool(where, min_size=CONNECTIONS, max_size=CONNECTIONS) as pool:
+
+        async def call(key: str, submit: Submit) -> str:
+            sent = await guard.send_once(pool, key, FEED, lambda claim: submit(claim.wire_key))
+            return sent.outcome
+
+        yield call
+
+
+CLAIM: Final = "CALL send_claim_commit($1, $2, '{}')"
+CONFIRM: Final = "SELECT outcome FROM send_confirm($1, $2, $3, '{}')"
+
+
+@asynccontextmanager
+async def sql(where: str) -> AsyncIterator[Caller]:
+    """Callers of the SQL functions."""
+    async with asyncpg.create_pool(where, min_size=CONNECTIONS, max_size=CONNECTIONS) as pool:
+
+        async def call(key: str, submit: Submit) -> str:
+            (claim,) = await pool.fetch(CLAIM, key, FEED)
+            if claim["outcome"] != "claimed":
+                return str(claim["outcome"])
+            message_id = await submit(claim["wire_key"])
+            return str(await pool.fetchval(CONFIRM, key, claim["fence"], message_id))
+
+        yield call
+
+
+@asynccontextmanager
+async def http(where: str) -> AsyncIterator[Caller]:
+    """Callers of the HTTP API."""
+    url, token = where.split()
+    headers = {"Authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=64)) as session:
+        number = 0
+
+        async def call(key: str, submit: Submit) -> str:
+            nonlocal number
+            number += 1
+            asked = {"Idempotency-Key": f'"{token}-{key}-{number}"'}
+            async with session.post(f"{url}/v1/sends", json={"key": key, "feed": FEED}, headers=asked) as answer:
+                claim = await answer.json(content_type=None)
+                if answer.status != 201:  # noqa: PLR2004 - claimed
+                    return str(claim.get("outcome") or claim.get("state"))
+            said = {"fence": claim["fence"], "message_id": await submit(claim["wire_key"])}
+            async with session.post(f"{url}/v1/sends/{quote(key, safe='')}/confirm", json=said) as answer:
+                return str((await answer.json())["outcome"])
+
+        yield call
+
+
+WAYS: Final = {"python": python, "sql": sql, "http": http}
+
+
+async def main(way: str, where: str, esp: str, key: str, callers: str) -> None:
+    """Let the callers go and print what they waited for."""
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        call = await stack.enter_async_context(WAYS[way](where))
+
+        async def one() -> tuple[float, float, str]:
+            at_provider = 0.0
+
+            async def submit(wire_key: str) -> str:
+                nonlocal at_provider
+                begun = time.perf_counter()
+                async with session.post(esp, data={"to": "ada@example.com", "v:send_key": wire_key}) as answer:
+                    message_id = str((await answer.json())["id"])
+                at_provider = time.perf_counter() - begun
+                return message_id
+
+            begun = time.perf_counter()
+            outcome = await call(key, submit)
+            took = time.perf_counter() - begun
+            return took, took - at_provider, outcome
+
+        await call("warm-up:" + way, lambda _: asyncio.sleep(0, "warm"))
+        print("ready", flush=True)  # noqa: T201 - read by whoever started this
+        await asyncio.to_thread(sys.stdin.readline)
+        print(json.dumps(await asyncio.gather(*(one() for _ in range(int(callers))))))  # noqa: T201 - the same
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several sends in one call to the provider, on asyncio: SendGrid's personalizations, SES bulk, Postmark's batch.
+
+sends = {key: {"recipient": address, "fingerprint": ...}, ...}
+
+async def submit(claims):
+    return await session.post(URL, json=[messages[claim.send_key] | claim.stamp.body for claim in claims])
+
+for sent in await send_many(pool, sends, "postmark-main", submit, provider="postmark"):
+    ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, Protocol
+
+from reconciler.claims import (
+    CANCELLED_SECONDS,
+    Claim,
+    NotSent,
+    Outcome,
+    Sent,
+    as_claim,
+    boot_time,
+    claim_options,
+    concluded,
+    is_mistake,
+    refused,
+    require_known_id,
+    results_of,
+    to_confirm,
+    to_fail,
+)
+from reconciler.classify import Result, failure, read_answers
+from reconciler.guard import refuse_transaction, until_told
+
+Submit = Callable[[Sequence[Claim]], Awaitable[object]]
+
+
+class Executor(Protocol):
+    """An asyncpg connection or pool."""
+
+    async def fetch(self, query: str, /, *args: Any) -> list[Any]:
+        """Run one statement and return its rows."""
+        ...
+
+
+# Locked in the order of their keys, as by whoever locks several.
+CLAIM: Final = """
+SELECT w.key, c.* FROM (
+    SELECT key, options FROM unnest($2::text[], $3::jsonb[]) AS w(key, options) ORDER BY wire_key(key)
+) AS w CROSS JOIN LATERAL send_claim(w.key, $1, w.options) AS c
+"""
+
+
+async def claim_many(
+    executor: Executor, sends: Mapping[str, Mapping[str, Any]], feed: str, *, provider: str | None = None
+) -> list[Claim]:
+    """Claim several sends in one statement, each with its options. The claims come in the order of `sends`.
+
+    At most 1,000 at a time, or others wait for them. Raises as `guard.claim`; then none is claimed.
+    """
+    refuse_transaction(executor)
+    for options in sends.values():
+        require_known_id(provider, options)
+    asked_at = boot_time()
+    rows = await executor.fetch(CLAIM, feed, [*sends], [claim_options(options) for options in sends.values()])
+    claims = {row["key"]: as_claim(row["key"], row, asked_at, provider) for row in rows}
+    return [claims[key] for key in sends]
+
+
+async def send_many(
+    executor: Executor,
+    sends: Mapping[str, Mapping[str, Any]],
+    feed: str,
+    submit: Submit,
+    *,
+    provider: str | None = None,
+) -> list[Sent]:
+    """Submit those of several sends that nobody has submitted, in one call; return what each came to, in their order.
+
+    `sends` maps each key to its options. `submit` is given the claims that were granted and returns the provider's
+    answer, which is read for each message in that order, or holds for all where the provider says one thing of all
+    (SendGrid). Else as `guard.send_once`; what `submit` raises is the error of each.
+    """
+    claims = await claim_many(executor, sends, feed, provider=provider)
+    sent = {claimed.send_key: refused(claimed) for claimed in claims}
+    if granted := [claimed for claimed in claims if claimed.granted]:
+        sent |= await _submitted(executor, submit, granted)
+    return [sent[key] for key in sends]
+
+
+async def _submitted(executor: Executor, submit: Submit, claims: Sequence[Claim]) -> dict[str, Sent]:
+    error = None
+    try:
+        results = await _answered(submit, claims)
+    except asyncio.CancelledError as cancelled:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CANCELLED_SECONDS):
+                await until_told(partial(_report, executor, claims, [failure(cancelled)] * len(claims)))
+        raise
+    except Exception as raised:  # noqa: BLE001 - classified, and the caller's to raise
+        error = raised
+        results = [failure(raised, claims[0].provider)] * len(claims)
+    outcomes = await until_told(partial(_report, executor, claims, results)) or {}
+    if error is not None and is_mistake(error):
+        raise error
+    return {
+        claimed.send_key: concluded(claimed, result, outcomes.get(claimed.send_key), error)
+        for claimed, result in zip(claims, results, strict=True)
+    }
+
+
+async def _answered(submit: Submit, claims: Sequence[Claim]) -> list[Result]:
+    left = min(claimed.seconds_left() for claimed in claims)
+    if left <= 0:
+        raise NotSent("the time to submit was over")
+    async with asyncio.timeout(left):
+        return results_of(claims, await read_answers(await submit(claims), claims[0].provider))
+
+
+async def _report(executor: Executor, claims: Sequence[Claim], results: Sequence[Result]) -> dict[str, Outcome]:
+    return {
+        **await _confirm(executor, to_confirm(claims, results)),
+        **await _fail(executor, to_fail(claims, results)),
+    }
+
+
+CONFIRM: Final = """
+SELECT w.key, c.outcome FROM (
+    SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[]) AS w(key, fence, message_id) ORDER BY wire_key(key)
+) AS w CROSS JOIN LATERAL send_confirm(w.key, w.fence, w.message_id, '{}') AS c
+"""
+
+
+async def _confirm(executor: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:
+    rows = await executor.fetch(CONFIRM, *columns)
+    return {row["key"]: row["outcome"] for row in rows}
+
+
+FAIL: Final = """
+SELECT w.key, c.outcome FROM (
+    SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], $4::boolean[]) AS w(key, fence, reason, not_sent)
+    ORDER BY wire_key(key)
+) AS w CROSS JOIN LATERAL send_fail(w.key, w.fence, w.reason, w.not_sent) AS c
+"""
+
+
+async def _fail(executor: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:
+    rows = await executor.fetch(FAIL, *columns)
+    return {row["key"]: row["outcome"] for row in rows}

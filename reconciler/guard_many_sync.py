@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several sends in one call to the provider, for threads, over psycopg 3. The same calls as in `guard_many`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from reconciler.claims import (
+    Claim,
+    NotSent,
+    Outcome,
+    Sent,
+    as_claim,
+    boot_time,
+    claim_options,
+    concluded,
+    is_mistake,
+    refused,
+    require_known_id,
+    results_of,
+    to_confirm,
+    to_fail,
+)
+from reconciler.classify import Result, answers, failure
+from reconciler.guard_sync import Executor, rows, until_told
+
+Submit = Callable[[Sequence[Claim]], object]
+
+CLAIM: Final = """
+SELECT w.key, c.* FROM (
+    SELECT key, options FROM unnest(%s::text[], %s::jsonb[]) AS w(key, options) ORDER BY wire_key(key)
+) AS w CROSS JOIN LATERAL send_claim(w.key, %s, w.options) AS c
+"""
+
+
+def claim_many(
+    executor: Executor, sends: Mapping[str, Mapping[str, Any]], feed: str, *, provider: str | None = None
+) -> list[Claim]:
+    """Claim several sends in one statement, each with its options. As `guard_many.claim_many`."""
+    for options in sends.values():
+        require_known_id(provider, options)
+    asked_at = boot_time()
+    found = rows(executor, CLAIM, [*sends], [claim_options(options) for options in sends.values()], feed)
+    claims = {row["key"]: as_claim(row["key"], row, asked_at, provider) for row in found}
+    return [claims[key] for key in sends]
+
+
+def send_many(
+    executor: Executor,
+    sends: Mapping[str, Mapping[str, Any]],
+    feed: str,
+    submit: Submit,
+    *,
+    provider: str | None = None,
+) -> list[Sent]:
+    """Submit those of several sends that nobody has submitted, in one call. As `guard_many.send_many`."""
+    claims = claim_many(executor, sends, feed, provider=provider)
+    sent = {claimed.send_key: refused(claimed) for claimed in claims}
+    if granted := [claimed for claimed in claims if claimed.granted]:
+        sent |= _submitted(executor, submit, granted)
+    return [sent[key] for key in sends]
+
+
+def _submitted(executor: Executor, submit: Submit, claims: Sequence[Claim]) -> dict[str, Sent]:
+    error = None
+    try:
+        results = _answered(submit, claims)
+    except Exception as raised:  # noqa: BLE001 - classified, and the caller's to raise
+        error = raised
+        results = [failure(raised, claims[0].provider)] * len(claims)
+    outcomes = until_told(partial(_report, executor, claims, results)) or {}
+    if error is not None and is_mistake(error):
+        raise error
+    return {
+        claimed.send_key: concluded(claimed, result, outcomes.get(claimed.send_key), error)
+        for claimed, result in zip(claims, results, strict=True)
+    }
+
+
+def _answered(submit: Submit, claims: Sequence[Claim]) -> list[Result]:
+    if min(claimed.seconds_left() for claimed in claims) <= 0:
+        raise NotSent("the time to submit was over")
+    return results_of(claims, answers(submit(claims), claims[0].provider))
+
+
+def _report(executor: Executor, claims: Sequence[Claim], results: Sequence[Result]) -> dict[str, Outcome]:
+    return {
+        **_confirm(executor, to_confirm(claims, results)),
+        **_fail(executor, to_fail(claims, results)),
+    }
+
+
+CONFIRM: Final = """
+SELECT w.key, c.outcome FROM (
+    SELECT * FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS w(key, fence, message_id) ORDER BY wire_key(key)
+) AS w CROSS JOIN LATERAL send_confirm(w.key, w.fence, w.message_id, '{}') AS c
+"""
+
+
+def _confirm(executor: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:
+    return {row["key"]: row["outcome"] for row in rows(executor, CONFIRM, *columns)}
+
+
+FAIL: Final = """
+SELECT w.key, c.outcome FROM (
+    SELECT * FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::boolean[]) AS w(key, fence, reason, not_sent)
+    ORDER BY wire_key(key)
+) AS w CROSS JOIN LATERAL send_fail(w.key, w.fence, w.reason, w.not_sent) AS c
+"""
+
+
+def _fail(executor: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:
+    return {row["key"]: row["outcome"] for row in rows(executor, FAIL, *columns)}

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sender's side for threads, over psycopg 3 (`pip install 'esp-reconciler[sync]'`). The same calls as in `guard`.
+
+    pool = psycopg_pool.ConnectionPool(dsn, kwargs={"autocommit": True})
+
+    def submit(claim):
+        form = claim.stamp.into({"from": ..., "to": ..., "text": ...})
+        return session.post(URL, data=form, timeout=claim.seconds_left())
+
+    sent = guard_sync.send_once(pool, key, "mailgun-main", submit, provider="mailgun", submit_within=30)
+
+A thread can't be stopped from outside: give the client `claim.seconds_left()` as its time-out. (`requests` counts it
+anew for connecting and for each read: halve it.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final, Protocol, TypeVar
+
+from psycopg import Connection
+from psycopg.pq import TransactionStatus
+from psycopg.rows import dict_row
+
+from reconciler.claims import (
+    FIRST_PAUSE,
+    IN_TRANSACTION,
+    LONGEST_PAUSE,
+    NOT_SENT_BY,
+    STORE_SECONDS,
+    Claim,
+    Confirmed,
+    Failed,
+    GuardError,
+    NotSent,
+    Outcome,
+    Rejected,
+    Sending,
+    Sent,
+    as_claim,
+    boot_time,
+    claim_options,
+    concluded,
+    confirm_options,
+    is_mistake,
+    known_message_id,
+    require_known_id,
+    stamp,
+    storable,
+)
+from reconciler.classify import Result, answer, failure
+
+__all__ = [
+    "Claim",
+    "GuardError",
+    "NotSent",
+    "Rejected",
+    "Sending",
+    "Sent",
+    "claim",
+    "confirm",
+    "enqueue",
+    "fail",
+    "known_message_id",
+    "send_once",
+    "sending",
+    "stamp",
+]
+
+_T = TypeVar("_T")
+
+
+class Pool(Protocol):
+    """A psycopg_pool.ConnectionPool, or whatever lends connections in that manner."""
+
+    def connection(self) -> AbstractContextManager[Connection[Any]]:
+        """Lend a connection for the time of a block."""
+        ...
+
+
+Executor = Connection[Any] | Pool
+"""A psycopg 3 connection or pool, in autocommit mode."""
+
+CLAIM: Final = "CALL send_claim_commit(%s::text, %s::text, %s::jsonb)"
+
+
+def claim(executor: Executor, key: str, feed: str, *, provider: str | None = None, **options: Any) -> Claim:
+    """Ask for the exclusive right to submit a send, and commit it. As `guard.claim`; psycopg's errors pass."""
+    require_known_id(provider, options)
+    asked_at = boot_time()
+    return as_claim(key, _row(executor, CLAIM, key, feed, claim_options(options)), asked_at, provider)
+
+
+CONFIRM: Final = "SELECT outcome, reason FROM send_confirm(%s::text, %s::bigint, %s::text, %s::jsonb)"
+
+
+def confirm(executor: Executor, claimed: Claim, message_id: str | None, response: Any = None) -> Confirmed:
+    """Say that the provider took the message. As `guard.confirm`."""
+    options = confirm_options(response)
+    outcome: Confirmed = _row(executor, CONFIRM, claimed.send_key, claimed.fence, storable(message_id), options)[
+        "outcome"
+    ]
+    return outcome
+
+
+FAIL: Final = "SELECT outcome, reason FROM send_fail(%s::text, %s::bigint, %s::text, %s::boolean)"
+
+
+def fail(executor: Executor, claimed: Claim, reason: str, *, not_sent: bool | None) -> Failed:
+    """Say how a submission failed. As `guard.fail`."""
+    outcome: Failed = _row(executor, FAIL, claimed.send_key, claimed.fence, storable(reason), not_sent)["outcome"]
+    return outcome
+
+
+ENQUEUE: Final = "SELECT outcome FROM send_enqueue(%s::text, %s::text, %s::jsonb)"
+
+
+def enqueue(connection: Connection[Any], key: str, feed: str, **options: Any) -> str:
+    """Write a send that is to be claimed later, in the caller's own transaction. As `guard.enqueue`."""
+    outcome: str = _run(connection, ENQUEUE, key, feed, claim_options(options))[0]["outcome"]
+    return outcome
+
+
+@contextmanager
+def sending(
+    executor: Executor, key: str, feed: str, *, provider: str | None = None, **options: Any
+) -> Iterator[Sending]:
+    """Claim a send; when the block is left, store how it went. As `guard.sending`."""
+    send = Sending(claim(executor, key, feed, provider=provider, **options))
+    if not send.granted:
+        yield send
+        return
+    with _recorded(executor, send):
+        yield send
+
+
+def send_once(
+    executor: Executor,
+    key: str,
+    feed: str,
+    submit: Callable[[Claim], object],
+    *,
+    provider: str | None = None,
+    **options: Any,
+) -> Sent:
+    """Submit a send that nobody has submitted, and return what it came to. As `guard.send_once`."""
+    send = Sending(claim(executor, key, feed, provider=provider, **options))
+    if send.granted:
+        try:
+            with _recorded(executor, send):
+                send.answer = _submitted(submit, send.claim)
+        except Exception as error:
+            if is_mistake(error):
+                raise
+    return send.sent
+
+
+def _submitted(submit: Callable[[Claim], object], claimed: Claim) -> Result:
+    if claimed.seconds_left() <= 0:
+        raise NotSent("the time to submit was over")
+    return answer(submit(claimed), claimed.provider)
+
+
+@contextmanager
+def _recorded(executor: Executor, send: Sending) -> Iterator[None]:
+    try:
+        yield
+        result = answer(send.answer, send.claim.provider)
+    except Exception as error:
+        send.sent = _stored(executor, send.claim, failure(error, send.claim.provider), error)
+        raise
+    send.sent = _stored(executor, send.claim, result)
+
+
+def _stored(executor: Executor, claimed: Claim, result: Result, error: Exception | None = None) -> Sent:
+    outcome = until_told(lambda: _report(executor, claimed, result))
+    return concluded(claimed, result, outcome, error)
+
+
+def until_told(report: Callable[[], _T]) -> _T | None:
+    """Tell the database how a submission went, again and again for a while. None: it could not be told."""
+    pause, until = FIRST_PAUSE, boot_time() + STORE_SECONDS
+    while True:
+        try:
+            return report()
+        except GuardError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever the driver raises: the answer must not be lost
+            if boot_time() + pause > until:
+                return None
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _report(executor: Executor, claimed: Claim, result: Result) -> Outcome:
+    if result.meaning == "accepted":
+        return confirm(executor, claimed, result.message_id)
+    return fail(executor, claimed, result.reason, not_sent=NOT_SENT_BY[result.meaning])
+
+
+def _row(executor: Executor, query: str, *args: object) -> dict[str, Any]:
+    return rows(executor, query, *args)[0]
+
+
+def rows(executor: Executor, query: str, *args: object) -> list[dict[str, Any]]:
+    """Run one statement that commits by itself, and return its rows. Raises GuardError where it could not commit."""
+    if isinstance(executor, Connection):
+        return _committed(executor, query, *args)
+    with executor.connection() as connection:
+        return _committed(connection, query, *args)
+
+
+def _committed(connection: Connection[Any], query: str, *args: object) -> list[dict[str, Any]]:
+    if connection.info.transaction_status != TransactionStatus.IDLE:
+        raise GuardError(IN_TRANSACTION)
+    if not connection.autocommit:
+        raise GuardError(f"{IN_TRANSACTION} (its first statement begins one: psycopg.connect(..., autocommit=True))")
+    return _run(connection, query, *args)
+
+
+def _run(connection: Connection[Any], query: str, *args: object) -> list[dict[str, Any]]:
+    with connection.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(query.encode(), args).fetchall()

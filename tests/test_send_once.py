@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`send_once` of both guards, on asyncio and in threads: claim, submit, say how it went; two statements, no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import aiohttp
+import asyncpg
+import psycopg
+import pytest
+import requests
+from kit import claim, make_older
+from loopback_esp import Esp, esp
+
+from reconciler import claims, guard, guard_sync
+
+KEY = "order.receipt:1:ada@example.com"
+FEED = "mg"
+MESSAGE = {"to": "ada@example.com", "text": "hello"}
+
+Once = Callable[..., Awaitable[guard.Sent]]
+
+
+@pytest.fixture
+async def provider() -> AsyncIterator[Esp]:
+    async with esp() as running:
+        yield running
+
+
+@pytest.fixture(params=["asyncio", "threads"])
+async def once(request: pytest.FixtureRequest, dsn: str, provider: Esp) -> AsyncIterator[Once]:
+    """Sends once to the provider by one of the guards, on a connection of its own."""
+    make = _once_async if request.param == "asyncio" else _once_in_thread
+
+    async def run(key: str = KEY, **options: Any) -> guard.Sent:
+        return await make(dsn, provider.url, key, options)
+
+    return run
+
+
+async def _once_async(dsn: str, url: str, key: str, options: dict[str, Any]) -> guard.Sent:
+    connection = await asyncpg.connect(dsn)
+    async with aiohttp.ClientSession() as session:
+
+        async def submit(claim: guard.Claim) -> aiohttp.ClientResponse:
+            return await session.post(url, data=claim.stamp.into(MESSAGE))
+
+        submit = options.pop("submit", submit)
+        try:
+            return await guard.send_once(connection, key, FEED, submit, provider="mailgun", **options)
+        finally:
+            await connection.close()
+
+
+async def _once_in_thread(dsn: str, url: str, key: str, options: dict[str, Any]) -> guard.Sent:
+    loop = asyncio.get_running_loop()
+    given = options.pop("submit", None)
+
+    def run() -> guard.Sent:
+        with psycopg.connect(dsn, autocommit=True) as connection, requests.Session() as session:
+
+            def submit(claim: guard_sync.Claim) -> requests.Response:
+                return session.post(url, data=claim.stamp.into(MESSAGE), timeout=claim.seconds_left() / 2)
+
+            def ask(claim: guard_sync.Claim) -> object:
+                return asyncio.run_coroutine_threadsafe(given(claim), loop).result()
+
+            call = ask if given else submit
+            return guard_sync.send_once(connection, key, FEED, call, provider="mailgun", **options)
+
+    return await asyncio.to_thread(run)
+
+
+async def state(db: asyncpg.Pool, key: str = KEY) -> str:
+    return await db.fetchval("SELECT state FROM send_log WHERE send_key = $1", key)
+
+
+async def test_a_send_is_submitted_once_and_its_answer_is_kept(db: asyncpg.Pool, once: Once, provider: Esp) -> None:
+    first = await once()
+    again = await once()
+    wire_key = first.claim.wire_key
+    assert (first.outcome, first.taken, first.recorded, first.error) == ("sent", True, True, None)
+    assert first.message_id == f"{wire_key}@mg.example.com"
+    assert (again.outcome, again.taken, again.message_id) == ("already_sent", True, None)
+    assert provider.taken == {wire_key: 1}
+    row = await db.fetchrow("SELECT state, provider_message_id, attempt FROM send_log")
+    assert tuple(row) == ("sent", f"{wire_key}@mg.example.com", 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcome", "reason", "left"),
+    [
+        ("429", "released", "HTTP 429", "pending"),
+        ("400", "failed", "HTTP 400", "failed"),
+        ("500", "waiting", "HTTP 500", "claimed"),
+    ],
+)
+async def test_what_the_provider_answers_decides_what_becomes_of_the_send(
+    db: asyncpg.Pool, once: Once, provider: Esp, mode: str, outcome: str, reason: str, left: str
+) -> None:
+    provider.mode = mode
+    sent = await once()
+    assert (sent.outcome, sent.reason, sent.taken) == (outcome, reason, False)
+    assert await state(db) == left
+    assert provider.taken == {}
+
+
+@pytest.mark.parametrize("mode", ["silent", "reset"])
+async def test_a_call_without_an_answer_stays_claimed_with_its_cause(
+    db: asyncpg.Pool, once: Once, provider: Esp, mode: str
+) -> None:
+    provider.mode = mode
+    sent = await once(submit_within=0.5 if mode == "silent" else 30)
+    assert (sent.outcome, sent.taken, sent.recorded) == ("waiting", False, True)
+    assert isinstance(sent.error, Exception)
+    row = await db.fetchrow("SELECT state, cause FROM send_log")
+    assert tuple(row) == ("claimed", type(sent.error).__name__)
+    assert (await once()).outcome == "in_flight"
+    assert sum(provider.taken.values()) == 1
+
+
+async def test_a_refused_connection_frees_the_send_at_once(db: asyncpg.Pool, once: Once, provider: Esp) -> None:
+    url, provider.url = provider.url, "http://127.0.0.1:1/v3/mg.example.com/messages"
+    assert (await once()).outcome == "released"
+    provider.url = url
+    assert (await once()).outcome == "sent"
+    row = await db.fetchrow("SELECT attempt, not_sent_attempts FROM send_log")
+    assert tuple(row) == (2, 1)
+
+
+async def test_other_content_under_the_same_key_is_not_sent(once: Once, provider: Esp) -> None:
+    await once(fingerprint="one")
+    assert (await once(fingerprint="two")).outcome == "key_reused"
+    assert sum(provider.taken.values()) == 1
+
+
+async def test_a_held_or_expired_send_says_so_and_is_not_submitted(db: asyncpg.Pool, once: Once, provider: Esp) -> None:
+    held = await once("order:held", not_before="2999-01-01")
+    expired = await once("order:expired", expires_at="2020-01-01")
+    assert (held.outcome, held.reason, expired.outcome) == ("held", "not_before", "expired")
+    assert held.retry_at is not None
+    assert provider.taken == {}
+
+
+async def test_a_mistake_in_submit_is_recorded_and_raised(db: asyncpg.Pool, once: Once) -> None:
+    async def submit(_claim: guard.Claim) -> None:
+        raise KeyError("template")
+
+    with pytest.raises(KeyError):
+        await once(submit=submit)
+    assert await db.fetchval("SELECT cause FROM send_log") == "KeyError"
+
+
+async def test_a_submit_that_decides_not_to_send_gives_the_claim_back(db: asyncpg.Pool, once: Once) -> None:
+    async def unsubscribed(_claim: guard.Claim) -> None:
+        raise guard.NotSent("unsubscribed meanwhile")
+
+    async def never(_claim: guard.Claim) -> None:
+        raise guard.Rejected("no such template")
+
+    assert (await once("order:1", submit=unsubscribed)).outcome == "released"
+    assert (await once("order:2", submit=never)).outcome == "failed"
+    assert await db.fetchval("SELECT verdict_reason FROM send_log WHERE wire_key = 'order:2' OR send_key = 'order:2'")
+
+
+async def test_nothing_is_submitted_after_the_time_to_submit(
+    db: asyncpg.Pool, once: Once, provider: Esp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = claims.boot_time, 0
+
+    def frozen() -> float:
+        """Stand for a worker that was stopped for a minute right after its claim was answered."""
+        nonlocal calls
+        calls += 1
+        return real() if calls == 1 else real() + 60
+
+    for module in (claims, guard, guard_sync):
+        monkeypatch.setattr(module, "boot_time", frozen)
+    sent = await once(submit_within=30)
+    assert (sent.outcome, provider.taken) == ("released", {})
+    assert await state(db) == "pending"
+
+
+async def test_the_late_answer_of_a_superseded_attempt_is_kept_and_wins(
+    db: asyncpg.Pool, once: Once, provider: Esp
+) -> None:
+    async def slow(claimed: guard.Claim) -> str:
+        """Answer only after the send was given up, released and claimed again."""
+        await make_older(db, KEY, timedelta(hours=1))
+        await db.execute("SELECT * FROM operator_release($1, 'because', 'me')", KEY)
+        assert (await claim(db, KEY, FEED))["attempt"] == 2
+        return "m-of-attempt-1"
+
+    sent = await once(submit=slow)
+    assert (sent.outcome, sent.taken) == ("sent_late", True)
+    assert await state(db) == "sent"
+    assert (await once()).outcome == "already_sent"
