@@ -4,20 +4,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from itertools import count
-from typing import Final
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
 import asyncpg
+from aiohttp import web
 
 from benchmarks.stand import Comparison, Figure, Result, Scale, compare, connected
 from reconciler import guard, migrate
 from reconciler.postgres import EmbeddedPostgres
+from reconciler.tokens import hash_of, new_token
 
 SENDS: Final = 4_000
 SENDERS: Final = 8
-CALLERS: Final = 1_000
+CALLERS: Final = {"python": 334, "sql": 333, "http": 333}
 OPTIONS: Final = {"message_class": "receipts", "recipient": "ada@example.com", "fingerprint": "5f2c8e"}
 
 # What a sender would write that keeps a table of its sends and nothing else: no lock, no evidence, no fence.
@@ -46,7 +55,8 @@ async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
     async with connected(dsn) as connection:
         await connection.execute(BARE_TABLE)
     async with asyncpg.create_pool(dsn, min_size=SENDERS, max_size=SENDERS) as pool:
-        return [await _to_two_statements(pool, scale), *await _crowd(pool, scale)]
+        compared = await _to_two_statements(pool, scale)
+    return [compared, *await _crowd(dsn, scale)]
 
 
 async def _to_two_statements(pool: asyncpg.Pool, scale: Scale) -> Comparison:
@@ -81,22 +91,110 @@ async def _taken(_claim: guard.Claim | None) -> str:
     return "<message@mg.example.com>"
 
 
-async def _crowd(pool: asyncpg.Pool, scale: Scale) -> list[Figure]:
-    """Let all callers want the same key at once; what the winner waits for beside its submission is its overhead."""
-    winners, slowest = [], []
-    for _ in range(scale.rounds + 1):
-        key, begun = f"one:{next(_keys)}", time.perf_counter()
-        waits = await asyncio.gather(*(_caller(pool, key, begun) for _ in range(CALLERS)))
-        (winner,) = [seconds for seconds, won in waits if won]
-        winners.append(winner)
-        slowest.append(max(seconds for seconds, _ in waits))
-    name = f"(e) {CALLERS:,} callers of one key over {SENDERS} connections"
+async def _crowd(dsn: str, scale: Scale) -> list[Figure]:
+    """Let callers of all ways and several processes want one key at once, round after round."""
+    token = new_token()
+    with TemporaryDirectory() as folder:
+        async with _provider() as esp, _daemon(Path(folder), dsn, token) as url:
+            places = {"python": dsn, "sql": dsn, "http": f"{url} {token}"}
+            rounds = [await _round(places, esp, f"one:{n}") for n in range(scale.rounds + 1)]
+    winners = [overhead for told in rounds for _, overhead, outcome in told if outcome == "sent"]
+    slowest = [max(seconds for seconds, _, _ in told) for told in rounds]
+    if len(winners) != len(rounds):
+        raise SystemExit(f"{len(rounds)} keys were submitted {len(winners)} times")
+    name = f"(e) {sum(CALLERS.values()):,} callers of one key over Python, SQL and HTTP"
     return [
         Figure(f"{name}: the winner's overhead", 1000 * max(winners), "ms", 30, "greatest of all rounds"),
         Figure(f"{name}: the last answer", 1000 * max(slowest), "ms", 2000, "greatest of all rounds"),
     ]
 
 
-async def _caller(pool: asyncpg.Pool, key: str, begun: float) -> tuple[float, bool]:
-    sent = await guard.send_once(pool, key, "mailgun-main", _taken)
-    return time.perf_counter() - begun, sent.outcome == "sent"
+async def _round(places: Mapping[str, str], esp: str, key: str) -> list[list[Any]]:
+    """Return what each caller waited for, what of it the provider did not take, and his outcome."""
+    processes = [await _start(way, where, esp, key) for way, where in places.items()]
+    for process in processes:
+        _stdin(process).write(b"\n")
+    told = await asyncio.gather(*(_stdout(process).readline() for process in processes))
+    await asyncio.gather(*(process.wait() for process in processes))
+    return [one for line in told for one in json.loads(line)]
+
+
+async def _start(way: str, where: str, esp: str, key: str) -> Process:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.callers", way, where, esp, key, str(CALLERS[way])),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    await _stdout(process).readline()
+    return process
+
+
+def _stdin(process: Process) -> asyncio.StreamWriter:
+    if process.stdin is None:
+        raise RuntimeError("no pipe")
+    return process.stdin
+
+
+def _stdout(process: Process) -> asyncio.StreamReader:
+    if process.stdout is None:
+        raise RuntimeError("no pipe")
+    return process.stdout
+
+
+@asynccontextmanager
+async def _provider() -> AsyncIterator[str]:
+    """Run a provider that takes everything, with the answer of Mailgun's send API."""
+
+    async def take(_: web.Request) -> web.Response:
+        return web.json_response({"id": "<message@mg.example.com>"})
+
+    app = web.Application()
+    app.router.add_post("/messages", take)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/messages"
+    finally:
+        await runner.cleanup()
+
+
+SETTINGS: Final = """
+[receiver]
+port = 0
+[log]
+format = "json"
+[feeds.mg]
+provider = "mailgun"
+secrets = ["key-0123456789abcdef"]
+[api.tokens.callers]
+hash = ["{hash}"]
+"""
+
+
+@asynccontextmanager
+async def _daemon(folder: Path, dsn: str, token: str) -> AsyncIterator[str]:
+    """Run `reconciler serve` on the database, and give its address."""
+    config = folder / "reconciler.toml"
+    config.write_text(SETTINGS.format(hash=hash_of(token)))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "reconciler", "--config", str(config), "serve", "--only", "reconciler"),
+        env={**os.environ, "RECONCILER_DATABASE__URL": dsn},
+        stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield await asyncio.wait_for(_address(process), 30)
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+async def _address(process: Process) -> str:
+    if process.stderr is None:
+        raise RuntimeError("no pipe")
+    async for line in process.stderr:
+        told = json.loads(line)
+        if told["event"] == "serving":
+            return str(told["urls"][0])
+    raise SystemExit("the daemon did not start")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -23,11 +24,15 @@ import aiohttp
 import asyncpg
 import pytest
 from kit import claim, confirm, fail, heard_neighbours, old_claim, policies, reconcile, row
+from loopback_esp import esp
+from serving import serving as running
+from serving import write_config
 
 from reconciler import feeds
 from reconciler.migrate import migrate, pending
 from reconciler.settings import Settings, load_settings
 from reconciler.status import read_status
+from reconciler.tokens import hash_of, new_token
 from reconciler.units import format_duration
 from reconciler.why import tell
 from webhooks.event import Event, Kind, Testimony, wire_key
@@ -48,6 +53,7 @@ COPIED = (
 )
 
 
+WHSEC = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 FOUND_BY = {"key": "our key", "recipient": "recipient and time", "id": "the id we chose", "nothing": "-"}
 
 
@@ -72,54 +78,67 @@ def snippets(language: str, *words: str) -> list[str]:
     return [block for block in blocks if all(word in block for word in words)]
 
 
-class Refused(aiohttp.ClientConnectorError):
-    def __init__(self) -> None:
-        OSError.__init__(self, 111, "refused")
-
-
 @pytest.mark.parametrize(
-    ("answer", "outcome", "state"),
+    ("mode", "outcome", "state", "again"),
     [
-        ((200, {"id": "<m-1@example.com>"}), "sent", "sent"),
-        (Refused(), "released", "pending"),
-        ((422, {}), "failed", "failed"),
-        ((429, {}), "waiting", "claimed"),
-        ((503, {}), "waiting", "claimed"),
-        (TimeoutError(), "waiting", "claimed"),
-        (aiohttp.ServerDisconnectedError(), "waiting", "claimed"),
-        (ConnectionResetError(), "waiting", "claimed"),
+        ("answer", "sent", "sent", "already_sent"),
+        ("400", "failed", "failed", "failed"),
+        ("429", "released", "pending", "released"),
+        ("500", "waiting", "claimed", "in_flight"),
+        ("reset", "waiting", "claimed", "in_flight"),
     ],
 )
 async def test_the_sender_in_python_tells_each_answer_as_what_it_proves(
-    db: asyncpg.Pool, answer: object, outcome: str, state: str
+    db: asyncpg.Pool, mode: str, outcome: str, state: str, again: str
 ) -> None:
-    posted = []
-
-    async def post(form: dict[str, str], timeout: float) -> object:  # noqa: ASYNC109
-        posted.append((form, timeout))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
     (sender,) = snippets("python")
     names: dict[str, Any] = {}
     exec(sender, names)  # noqa: S102 - it is what readers copy
-    assert await names["send_receipt"](db, post, "order:1", {"subject": "s"}) == outcome
-    ((form, timeout),) = posted
-    assert wire_key("order:1") in str(form)
-    assert (form["subject"], 0 < timeout <= 30) == ("s", True)
-    assert dict(await db.fetchrow("SELECT state, message_class, fingerprint IS NOT NULL AS has FROM send_log")) == {
-        "state": state,
-        "message_class": "receipts",
-        "has": True,
-    }
-    again = await names["send_receipt"](db, post, "order:1", {"subject": "s"})
-    assert (again, len(posted)) == {
-        "sent": ("already_sent", 1),
-        "pending": ("released", 2),
-        "failed": ("failed", 1),
-        "claimed": ("in_flight", 1),
-    }[state]
+    order = {"id": 1234, "email": "a@example.com", "text": "Thank you."}
+    async with esp() as provider, aiohttp.ClientSession() as session:
+        provider.mode = mode
+        sent = await names["send_receipt"](db, session, provider.url, order)
+        assert sent.outcome == outcome
+        assert set(provider.taken) <= {wire_key("order.receipt:1234:a@example.com")}
+        assert dict(await db.fetchrow("SELECT state, message_class, fingerprint IS NOT NULL AS has FROM send_log")) == {
+            "state": state,
+            "message_class": "receipts",
+            "has": True,
+        }
+        assert (await names["send_receipt"](db, session, provider.url, order)).outcome == again
+        assert sum(provider.taken.values()) == (mode in {"answer", "reset"})
+
+
+def http_blocks() -> list[str]:
+    return re.findall(r"<!-- http -->\n```sh\n(.*?)```", README, re.DOTALL)
+
+
+async def test_the_sender_with_curl_claims_confirms_and_fails(db: asyncpg.Pool, dsn: str, tmp_path: Path) -> None:
+    token = new_token()
+    settings = (
+        '[feeds.mailgun-main]\nprovider = "mailgun"\nsecrets = ["key-0123456789abcdef"]\n'
+        f'[api.tokens.shop]\nhash = ["{hash_of(token)}"]\n'
+    )
+    async with running(write_config(tmp_path, settings), RECONCILER_DATABASE__URL=dsn) as daemon:
+        await daemon.becomes(200)
+        environment = {**os.environ, "URL": daemon.url, "TOKEN": token}
+        claiming, reporting = http_blocks()
+        claimed = json.loads(await curl(claiming, environment))
+        assert (claimed["outcome"], claimed["stamp"]["body"]) == ("claimed", {"v:send_key": claimed["wire_key"]})
+        repeated = json.loads(await curl(claiming, environment))
+        assert (repeated["outcome"], repeated["fence"]) == ("claimed", claimed["fence"])
+        said = await curl(reporting, {**environment, "FENCE": str(claimed["fence"])})
+    assert [json.loads(part)["outcome"] for part in said.replace("}{", "}\n{").splitlines()] == ["sent", "sent"]
+    row = await db.fetchrow("SELECT state, provider_message_id FROM send_log")
+    assert tuple(row) == ("sent", "20260501.1234@example.com")
+
+
+async def curl(script: str, environment: dict[str, str]) -> str:
+    process = await asyncio.create_subprocess_exec("/bin/sh", "-ec", script, env=environment, stdout=subprocess.PIPE)
+    async with asyncio.timeout(30):
+        out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode()
 
 
 async def as_psql(connection: asyncpg.Connection, script: str) -> list[asyncpg.Record]:
@@ -157,21 +176,17 @@ async def test_the_sender_in_sql_claims_confirms_and_fails(dsn: str) -> None:
         await connection.close()
 
 
-async def test_a_worker_finds_with_the_query_what_may_be_sent_again_and_nothing_else(db: asyncpg.Pool) -> None:
-    (query,) = snippets("sql", "FROM send_log")
-    assert query in README.partition("## Send again")[2].partition("## ")[0]
+async def test_a_worker_gets_what_may_be_sent_again_and_nothing_else(db: asyncpg.Pool) -> None:
+    (query,) = snippets("sql", "send_claim_released")
     for key in ("free-1", "free-2", "running", "sent", "failed"):
-        fence = (await claim(db, key))["fence"]
+        fence = (await claim(db, key, "mailgun-main"))["fence"]
         if key.startswith("free"):
             await fail(db, key, fence, "refused", not_sent=True)
-    await db.execute("UPDATE send_log SET next_check_at = now() + interval '1 hour' WHERE wire_key = 'free-1'")
     await fail(db, "failed", (await row(db, "failed"))["fence"], "422", not_sent=False)
     await confirm(db, "sent", (await row(db, "sent"))["fence"])
-    await db.fetch("SELECT * FROM send_enqueue('new', 'mg', '{}')")
-    assert [tuple(found) for found in await db.fetch(query)] == [
-        ("free-2", "mg", "not_sent"),
-        ("free-1", "mg", "not_sent"),
-    ]
+    await db.fetch("SELECT * FROM send_enqueue('new', 'mailgun-main', '{}')")
+    assert [found["send_key"] for found in await db.fetch(query)] == ["free-1", "free-2"]
+    assert await db.fetch(query) == []
 
 
 async def test_another_role_can_do_everything_at_run_time_once_it_is_granted_what_the_readme_says(
@@ -236,15 +251,19 @@ def test_the_settings_of_the_readme_are_taken_by_file_and_by_environment(tmp_pat
     file.write_text("".join(snippets("toml")).replace("/run/secrets", str(tmp_path)))
     (exports,) = snippets("sh", "export RECONCILER_DATABASE__URL")
     written = dict(line.removeprefix("export ").split("=", 1) for line in exports.splitlines())
-    settings = load_settings(file, {**written, "SENDGRID_KEY": "basic:hooks:other-word", "HOME": "/nowhere"}, PROVIDERS)
+    settings = load_settings(
+        file,
+        {**written, "SENDGRID_KEY": "basic:hooks:other-word", "OUTBOX_SECRET": WHSEC, "HOME": "/nowhere"},
+        PROVIDERS,
+    )
     assert settings.database.url == "postgresql://app@db.internal/mail"
     assert settings.feeds["sendgrid-main"].secrets == ("basic:hooks:other-word",)
     assert settings.feeds["mailgun-eu"].api_key == "api-key"
     assert settings.archive.url == "s3://mail-archive/raw"
     assert (settings.rules.grace, settings.classes["marketing"].on_unknown) == (timedelta(minutes=30), "fail")
-    assert load_settings(file, {"HOME": "/nowhere"}, PROVIDERS).feeds["sendgrid-main"].secrets == (
-        "basic:hooks:0123456789",
-    )
+    assert load_settings(file, {"HOME": "/nowhere", "OUTBOX_SECRET": WHSEC}, PROVIDERS).feeds[
+        "sendgrid-main"
+    ].secrets == ("basic:hooks:0123456789",)
 
 
 def first_command() -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`reconciler selftest correlation`: does the provider bring our key back?"""
+"""`reconciler selftest`: does the provider bring our key back, and does the sender's client submit once?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reconciler.cli.root import App, Command, Failed, Root, feed_text, json_option
+from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, Root, feed_text, json_option
 from reconciler.cli.text import say, say_json
 from reconciler.errors import UserError
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reconciler.selftest import Heard, Marked
+    from reconciler.selftest_client import Trial
     from webhooks.database import BoundedPool
     from webhooks.provider import Feed
 
@@ -46,7 +47,7 @@ def correlation(app: App, feed: str, wait: str, command: tuple[str, ...], as_jso
     STAMP_HEADERS, STAMP_SMTP_HEADERS; MESSAGE_ID where the provider lets us choose it. Without COMMAND the stamp is
     printed, for you to send by hand. The receiver must be running. Exits with 1 where the key does not come back.
     """
-    target, seconds = app.feed(feed), _seconds(wait)
+    target, seconds = app.feed(feed), _seconds(wait, "--wait")
     _refuse_hopeless(target)
     heard = app.with_database(lambda pool: _tried(pool, target, command, seconds, as_json), create=False)
     if as_json:
@@ -62,13 +63,13 @@ def _refuse_hopeless(feed: Feed) -> None:
         raise UserError(f"{provider.facts.title} brings no key back, and takes no message id of ours: nothing to try")
 
 
-def _seconds(wait: str) -> float:
+def _seconds(duration: str, option: str) -> float:
     from reconciler.units import parse_duration
 
     try:
-        return parse_duration(wait).total_seconds()
+        return parse_duration(duration).total_seconds()
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--wait") from None
+        raise click.BadParameter(str(error), param_hint=option) from None
 
 
 async def _tried(pool: BoundedPool, feed: Feed, command: Sequence[str], seconds: float, quiet: bool) -> list[Heard]:
@@ -106,13 +107,17 @@ def _stamp(message: Marked) -> dict[str, str]:
 
 
 async def _send(command: Sequence[str], message: Marked, quiet: bool) -> None:
+    if status := await _run(command, _stamp(message), quiet):
+        raise UserError(f"{command[0]} ended with status {status}: nothing was waited for")
+
+
+async def _run(command: Sequence[str], environment: dict[str, str], quiet: bool) -> int:
     stdout = sys.stderr if quiet else None  # ours is JSON
     try:
-        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **_stamp(message)}, stdout=stdout)
+        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **environment}, stdout=stdout)
     except OSError as error:
         raise UserError(f"{command[0]} can't be run: {error.strerror}") from None
-    if status := await process.wait():
-        raise UserError(f"{command[0]} ended with status {status}: nothing was waited for")
+    return await process.wait()
 
 
 def _conclude(feed: Feed, heard: list[Heard]) -> None:
@@ -130,3 +135,60 @@ def _conclude(feed: Feed, heard: list[Heard]) -> None:
         "no event came: was the message sent, does the webhook reach the receiver (reconciler endpoints check), and is "
         "the key stamped? reconciler status counts what was refused"
     )
+
+
+@selftest.command(
+    cls=Command,
+    epilog="Example: reconciler selftest client -- python send_one.py",
+    context_settings={"ignore_unknown_options": True},
+)
+@click.option(
+    "--fault",
+    "faults",
+    type=click.Choice(["reset", "unavailable", "hang"]),
+    multiple=True,
+    default=("reset", "unavailable"),
+    show_default=True,
+    help="What befalls the submission once it was read. Give it again for more.",
+)
+@click.option("--hold", metavar="DURATION", default="2m", show_default=True, help="How long `hang` does not answer.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
+@json_option
+@click.pass_context
+def client(context: click.Context, faults: tuple[str, ...], hold: str, command: tuple[str, ...], as_json: bool) -> None:
+    """Count how often one submission arrives.
+
+    COMMAND sends one message as your application does, to the address in RECONCILER_SELFTEST_URL (HTTP) or
+    RECONCILER_SELFTEST_SMTP (host:port), where its answer gets lost; it runs once for each fault, and how it ends does
+    not matter. A client that repeats by itself sends twice inside one claim, which nothing can put right afterwards.
+    Exits with 3 where more than one submission arrived, with 1 where none did.
+    """
+    trials = asyncio.run(_try_out(command, faults, _seconds(hold, "--hold"), as_json))
+    if as_json:
+        say_json(trials)
+    if not all(trial.arrived for trial in trials):
+        raise Failed("nothing arrived: does the command send to RECONCILER_SELFTEST_URL or RECONCILER_SELFTEST_SMTP?")
+    if any(trial.arrived > 1 for trial in trials):
+        context.exit(NEEDS_A_PERSON)
+
+
+async def _try_out(command: Sequence[str], faults: Sequence[str], hold: float, quiet: bool) -> list[Trial]:
+    from reconciler.selftest_client import Trial, running
+
+    trials = []
+    for fault in faults:
+        trial = Trial(fault)
+        async with running(trial, hold) as server:
+            await _run(command, server.environment, quiet)
+        trials.append(trial)
+        if not quiet:
+            _say_trial(trial)
+    return trials
+
+
+def _say_trial(trial: Trial) -> None:
+    if trial.arrived <= 1:
+        arrived = "1 submission arrived, as it should" if trial.arrived else "no submission arrived"
+    else:
+        arrived = f"{trial.arrived} submissions arrived, by {trial.by}: {trial.advice}"
+    say(f"{trial.fault}: {arrived}")
