@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from reconciler.feeds import ALL_FEEDS
+from reconciler.outbox import OutboxStatus
 from reconciler.outlook import Outlook
 from reconciler.settings import Settings
 from reconciler.status import FeedStatus, Status, Undecided, held_in_words
@@ -19,6 +20,9 @@ HELD_TOO_LONG: Final = timedelta(hours=1)
 
 UNCLAIMED_TOO_LONG: Final = timedelta(minutes=15)
 """Released for longer and claimed by nobody: the application does not retry."""
+
+UNTOLD_TOO_LONG: Final = timedelta(minutes=15)
+"""The application could not be told of a send for longer."""
 
 NO_PASS: Final = timedelta(minutes=5)
 """Without a pass for longer, while sends wait for one. Four times `reconcile.every` where that is more."""
@@ -68,6 +72,7 @@ def judge(status: Status, settings: Settings) -> Iterator[Finding]:
     for found in status.processes:
         advice = f"since {found.since:%Y-%m-%dT%H:%M:%SZ}; no event is lost by it, but the spool has a limit"
         yield Finding(found.code, f"on {found.host}, {found.text}", advice)
+    yield from _judge_outbox(status.outbox, status.now)
     yield from _judge_database(status, settings)
     for warning in settings.warnings():
         yield Finding("settings", *_split_advice(warning))
@@ -91,7 +96,7 @@ def _judge_undecided(group: Undecided, now: datetime, settings: Settings) -> Ite
         yield Finding(
             "unclaimed",
             f"{_sends(group)} released ({group.reason}) and claimed by nobody, the oldest for {roughly(age)}",
-            'let the application claim them again (nobody tells it yet: see README, "Send again"), or end them with '
+            'let the application claim them again (see README, "Send again", and docs/outbox.md), or end them with '
             "reconciler fail",
             group.feed,
         )
@@ -296,6 +301,23 @@ def _judge_sent(status: Status) -> Iterator[Finding]:
                 "provider",
                 group.feed,
             )
+
+
+def _judge_outbox(outbox: OutboxStatus, now: datetime) -> Iterator[Finding]:
+    because = f", the newest failure: {outbox.last_error}" if outbox.last_error else ""
+    if outbox.dead:
+        yield Finding(
+            "outbox_dead",
+            f"{outbox.dead} message{'s' if outbox.dead > 1 else ''} to the application given up{because}",
+            "put outbox.url or outbox.queue_url right, then reconciler outbox retry --all; reconciler outbox list",
+        )
+    if outbox.oldest and now - outbox.oldest > UNTOLD_TOO_LONG:
+        waits = f"{outbox.waiting} message{'s' if outbox.waiting > 1 else ''} to the application"
+        yield Finding(
+            "outbox_waits",
+            f"{waits} not delivered, the oldest for {roughly(now - outbox.oldest)}{because}",
+            "does outbox.url or outbox.queue_url take them? Does reconciler serve run? See reconciler outbox list",
+        )
 
 
 def _judge_database(status: Status, settings: Settings) -> Iterator[Finding]:

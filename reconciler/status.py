@@ -12,6 +12,7 @@ from typing import Final
 from reconciler.feeds import ALL_FEEDS
 from reconciler.histories import Histories
 from reconciler.ledger import Connection
+from reconciler.outbox import OutboxStatus, read_outbox
 from reconciler.outlook import Outlook, outlooks
 from reconciler.reports import VANISHED_SINCE, Vanished, old_enough, vanished_sends
 from reconciler.settings import Settings
@@ -129,6 +130,7 @@ class Status:
     outlooks: list[Outlook]
     """What silence is worth, by feed and message class."""
     processes: list[ProcessFinding]
+    outbox: OutboxStatus
     missing_months: list[str]
     last_pass: PassStatus | None
     clock_skew: timedelta
@@ -155,6 +157,7 @@ async def read_status(
         ),
         outlooks=await _outlooks(connection, settings, names & set(settings.feeds), now),
         processes=await _process_findings(connection, now),
+        outbox=await read_outbox(connection, feed),
         missing_months=await _missing_months(connection, now),
         last_pass=await _last_pass(connection),
         clock_skew=skew,
