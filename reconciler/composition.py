@@ -22,7 +22,7 @@ from reconciler.settings_facts import can_be_asked
 from webhooks.archive import Archive
 from webhooks.aws import s3_place
 from webhooks.database import BoundedPool, connect_pool
-from webhooks.provider import Feed
+from webhooks.provider import Feed, Provider
 from webhooks.registry import PROVIDERS
 
 
@@ -66,6 +66,11 @@ def feeds(settings: Settings) -> dict[str, Feed]:
         name: settings.webhook_feed(name, PROVIDERS[feed.provider].facts.tolerance)
         for name, feed in settings.feeds.items()
     }
+
+
+def providers(settings: Settings) -> dict[str, Provider]:
+    """Return the provider of every configured feed."""
+    return {name: PROVIDERS[feed.provider] for name, feed in settings.feeds.items()}
 
 
 def archive(settings: Settings) -> Archive | None:

@@ -24,11 +24,15 @@ from reconciler import composition, metrics
 from reconciler.endpoints import check_daily
 from reconciler.errors import DatabaseUnavailable, UserError
 from reconciler.health import Health
+from reconciler.idempotency import delete_old
+from reconciler.outbox import OUTBOX_SECONDS, telling
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.process import listen_http, stop_on_signals, until_open
 from reconciler.reconcile import Policies, run_pass
 from reconciler.restore import Heart
 from reconciler.scheduler import Clock, Worker, finish, listen, reason_of
+from reconciler.sends_http import API_LOCK_SECONDS, add_api, api_store
+from reconciler.sends_routes import API_CONNECTIONS
 from reconciler.settings import Settings
 from reconciler.watch import WATCH_SECONDS, watch
 from webhooks.archive import Archive
@@ -55,14 +59,15 @@ ARCHIVE_SECONDS: Final = 1.0
 ENDPOINTS_SECONDS: Final = 3600.0
 """How often it is asked whether a feed's webhook was looked at within a day."""
 PARTITIONS_SECONDS: Final = 3600.0
+IDEMPOTENCY_SECONDS: Final = 60.0
 PASS_PAUSE: Final = 1.0
 """Least time between the beginnings of two passes, however fast evidence comes."""
 FAILED_ROWS_SECONDS: Final = 300.0
 """How often a pass looks for late evidence of failed rows, too."""
 DRAIN_SECONDS: Final = 12.0
 """How long requests in flight, and then the work under way, may take at shutdown: together less than Kubernetes' 30."""
-PASS_CONNECTIONS: Final = 6
-"""Two pages of a pass at once, and one each for the watch, the heartbeat, the figures and the look-ups beside it."""
+PASS_CONNECTIONS: Final = 7
+"""Two pages of a pass at once, and one each for the watch, the heartbeat, the figures, the outbox and the look-ups."""
 
 _log: Final = structlog.get_logger()
 
@@ -111,6 +116,7 @@ class Daemon:
         self._who = f"{socket.gethostname()}:{os.getpid()}"
         self._heart = Heart(settings.database.data_dir, self._who)
         self._clock = Clock()
+        self._api = api_store(settings.api)
         self._workers: list[Worker] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: asyncio.Task[None] | None = None
@@ -124,12 +130,16 @@ class Daemon:
         """
         app = web.Application()
         self.health.add_routes(app)
+        if self._reconciles and self._settings.outbox.queue_url:
+            _require_aws("outbox.queue_url")
         if self._receives:
             feeds = composition.feeds(self._settings)
             intake = Intake(self._inbox, fetch, lambda: datetime.now(UTC), self._counters, self._keep())
             add_receiver(app, feeds, intake, fetch, Limits(max_body=self._settings.receiver.max_body))
             self._receiver = app[RECEIVER]
             self._queues = [self._queue(feed, intake) for feed in feeds.values() if feed.queue_url]
+        if self._reconciles:  # it works on sends, which a mere receiver doesn't touch
+            add_api(app, self._settings.api, composition.providers(self._settings), self._api)
         return app
 
     def _queue(self, feed: Feed, intake: Intake) -> QueueReader:
@@ -193,6 +203,8 @@ class Daemon:
             await receivers.fetch(MAKE_PARTITIONS)
             await self._inbox.open(receivers)
             self._begin_receiving(receivers)
+        if self._reconciles and self._settings.api.tokens:
+            self._api.pool = await self._pool(stack, database.dsn, API_CONNECTIONS, "reconciler api", API_LOCK_SECONDS)
         self._begin(pool, database)
 
     async def _pool(
@@ -222,6 +234,8 @@ class Daemon:
             self._worker("endpoints", endpoints, "endpoints_not_checked", ENDPOINTS_SECONDS)
             watching = watch(pool, self._settings, policies.late_window, self._who)
             self._worker("watch", watching, "watch_failed", WATCH_SECONDS)
+            self._worker("idempotency", partial(delete_old, pool), "idempotency_not_deleted", IDEMPOTENCY_SECONDS)
+            self._worker("outbox", telling(pool, self._settings.outbox), "outbox_failed", OUTBOX_SECONDS)
             dsn = self._settings.database.direct_url or database.dsn
             self._listener = asyncio.create_task(listen(dsn, passes), name="listener")
         self._clock.start()

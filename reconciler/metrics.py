@@ -56,6 +56,12 @@ VANISHED_OF: Final = Gauge(
 )
 FIGURES_READ: Final = Gauge("reconciler_figures_timestamp_seconds", "When the figures of the database were read.")
 
+API_REQUESTS: Final = Counter(
+    "reconciler_api_requests",
+    "Requests to /v1/sends by route, and by outcome or, where there is none, status.",
+    ["route", "outcome"],
+)
+
 
 def note_pass(counts: Mapping[str, int], seconds: float) -> None:
     """Count a pass and what it reported: `action:reason`, `waiting`, `retried`."""

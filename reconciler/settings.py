@@ -21,12 +21,14 @@ from reconciler.policy import Rules
 from reconciler.settings_facts import against_facts
 from reconciler.settings_sources import NAMED_SECTIONS, PREFIX, ConfigError, EnvironmentSource, FileSource, Key
 from reconciler.settings_tables import (
+    ApiSettings,
     ArchiveSettings,
     ClassSettings,
     DatabaseSettings,
     FeedRuleSettings,
     FeedSettings,
     LogSettings,
+    OutboxSettings,
     ReceiverSettings,
     ReconcileSettings,
     RuleSettings,
@@ -70,6 +72,8 @@ class Settings(Section, BaseSettings):
     classes: dict[str, ClassSettings] = Field(default_factory=dict)
     reconcile: ReconcileSettings = ReconcileSettings()
     archive: ArchiveSettings = ArchiveSettings()
+    api: ApiSettings = ApiSettings()
+    outbox: OutboxSettings = OutboxSettings()
     log: LogSettings = LogSettings()
 
     @classmethod
@@ -154,8 +158,8 @@ class Settings(Section, BaseSettings):
     def secret_values(self) -> list[str]:
         """Return what must never reach a log line: whole secrets, and the password in a credential or URL."""
         secrets = [secret for feed in self.feeds.values() for secret in (*feed.secrets, feed.api_key, feed.api_secret)]
-        urls = [url for url in (self.database.url, self.database.direct_url) if url]
-        values = [*secrets, *map(credential_value, secrets), *map(url_password, urls)]
+        urls = [url for url in (self.database.url, self.database.direct_url, self.outbox.url) if url]
+        values = [*secrets, *self.outbox.secrets, *map(credential_value, secrets), *map(url_password, urls)]
         return [value for value in values if len(value) >= _SHORTEST_SECRET]
 
     def warnings(self) -> list[str]:
@@ -272,7 +276,9 @@ def _advice(key: Key, place: str) -> str:
         return f"; did you mean {_in_manner_of(place, (*parent, close))}?"
     homes = [section for section, table in _TABLES.items() if name in table.model_fields]
     if homes:
-        home = next((section for section in homes if section not in NAMED_SECTIONS), f"{homes[0]}.NAME")
+        first = f"{homes[0]}.NAME" if homes[0] in NAMED_SECTIONS else homes[0]
+        # What the outbox has like a feed is more often meant for a feed.
+        home = next((section for section in homes if section not in (*NAMED_SECTIONS, "outbox")), first)
         return f"; did you mean {home}.{name}?"
     return f": there is {', '.join(_siblings(key))}"
 
@@ -283,7 +289,13 @@ def _close(key: Key) -> str | None:
 
 
 def _siblings(key: Key) -> list[str]:
-    return list((_TABLES[key[0]] if len(key) > 1 else Settings).model_fields)
+    """Return the settings of the table where the key is; a name that the user chose leads no deeper."""
+    table: Any = Settings
+    for part in key[:-1]:
+        field = table.model_fields.get(part)
+        inner = (get_args(field.annotation) or (field.annotation,))[-1] if field else None
+        table = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else table
+    return list(table.model_fields)
 
 
 def _in_manner_of(place: str, meant: Key) -> str:

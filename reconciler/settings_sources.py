@@ -144,6 +144,10 @@ def _dotted(text: str) -> Key:
 
 def _key(name: str, tree: Mapping[str, Any]) -> Key | None:
     section, *middle, setting = name.removeprefix(PREFIX).lower().split("__")
+    if [section, *middle[:1]] == ["api", "tokens"] and len(middle) > 1:
+        api = tree.get("api")
+        known = api.get("tokens") if isinstance(api, dict) else None
+        return section, "tokens", _chosen_name("__".join(middle[1:]), known), setting
     if section not in NAMED_SECTIONS:
         return None if middle else (section, setting)
     if not middle:

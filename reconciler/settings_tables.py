@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from reconciler.settings_values import (
     CONTEXT,
@@ -23,10 +23,13 @@ from reconciler.settings_values import (
     S3Url,
     Secret,
     Size,
+    TokenHash,
     Tolerance,
     Topic,
+    WebhookSecret,
     Whole,
 )
+from reconciler.tokens import Scope
 
 
 class Section(BaseModel):
@@ -176,6 +179,48 @@ class ArchiveSettings(Section):
     """Where they wait for S3; without it, `archive` in `database.data_dir`."""
     spool_max: Size = Field(default=1_000_000_000, ge=1000)
     """Bytes that may wait there while S3 is away; then the oldest file is dropped, and counted."""
+
+
+class OutboxSettings(Section):
+    """How the application is told what became of its sends, besides a notification of the database."""
+
+    tell: OneOrMany[Literal["released", "sent", "failed", "held"]] = ("released",)
+    queue_url: HttpUrl | None = None
+    """An SQS queue; or else `url`. Without either nothing is pushed."""
+    url: HttpUrl | None = None
+    """What messages are posted to, signed by Standard Webhooks with each of the secrets."""
+    secrets: OneOrMany[WebhookSecret] = Field(default=(), repr=False)
+    region: str | None = None
+    """AWS region; without it, that of the queue."""
+    endpoint_url: HttpUrl | None = None
+    give_up_after: Duration = Field(default=timedelta(days=3), gt=timedelta(0))
+    """How long a message is tried before it is left to a person."""
+
+    @model_validator(mode="after")
+    def _one_road(self) -> Self:
+        if self.url and self.queue_url:
+            raise ValueError("has both url and queue_url: keep one")
+        if self.url and not self.secrets:
+            raise ValueError("has a url and no secrets to sign with: set outbox.secrets to a whsec_ secret")
+        return self
+
+
+class TokenSettings(Section):
+    """Who may call `/v1/sends`. Its name is the caller's; several hashes are several tokens of his (rotation)."""
+
+    hash: OneOrMany[TokenHash] = Field(repr=False)
+    """`sha256:` and the hex digits, as `reconciler token` prints them; the tokens themselves are kept nowhere."""
+    scopes: OneOrMany[Scope] = ("send",)
+    """`send`: claim, confirm, fail, enqueue. `operate`: decide as an operator does. Both may look."""
+
+
+class ApiSettings(Section):
+    """The HTTP API for senders in any language, served by whichever process runs passes."""
+
+    tokens: dict[str, TokenSettings] = Field(default_factory=dict)
+    """Without any, every call is refused."""
+    idempotency_retention: Duration = Field(default=timedelta(hours=24), ge=timedelta(hours=1))
+    """How long an Idempotency-Key is remembered: longer than any client repeats a request."""
 
 
 class LogSettings(Section):

@@ -16,9 +16,11 @@ from urllib.parse import unquote, urlsplit
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, ValidationInfo
 from pydantic_settings import PydanticBaseSettingsSource
 
+from reconciler.tokens import HASH
 from reconciler.units import parse_duration, parse_size
 from webhooks.aws import s3_place
 from webhooks.provider import ChecksSettings, Provider
+from webhooks.signature import standard_webhook_keys
 
 MASK: Final = "***"
 POSTGRES_SCHEMES: Final = ("postgresql://", "postgres://")
@@ -111,6 +113,12 @@ def _feed_secret(secret: str, info: ValidationInfo) -> str:
     return _unobjected("secrets", secret, info)
 
 
+def _webhook_secret(secret: str) -> str:
+    if not standard_webhook_keys((secret,)):
+        raise ValueError("can't sign a webhook: write whsec_ and 24 to 64 random bytes in base64")
+    return secret
+
+
 def _topic(topic: str, info: ValidationInfo) -> str:
     return _unobjected("topics", topic, info)
 
@@ -182,6 +190,12 @@ def credential_value(secret: str) -> str:
     return ""
 
 
+def _token_hash(text: str) -> str:
+    if not HASH.fullmatch(text):
+        raise ValueError("is no hash of a token: write what reconciler token prints, sha256: and 64 hex digits")
+    return text
+
+
 T = TypeVar("T")
 
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
@@ -192,7 +206,9 @@ Number = Annotated[float, BeforeValidator(_no_truth_value)]
 OneOrMany = Annotated[tuple[T, ...], BeforeValidator(_list)]
 Secret = Annotated[str, BeforeValidator(_secret)]
 """Text that may lie in a file or a variable. Fields of this type are declared with `repr=False`, and so are masked."""
+TokenHash = Annotated[Secret, AfterValidator(_token_hash)]
 FeedSecret = Annotated[Secret, AfterValidator(_feed_secret)]
+WebhookSecret = Annotated[Secret, AfterValidator(_webhook_secret)]
 Topic = Annotated[str, AfterValidator(_topic)]
 DatabaseUrl = Annotated[Secret, AfterValidator(_database_url)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]

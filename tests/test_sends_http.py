@@ -4,19 +4,23 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import io
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
-from api_kit import FEEDS, KEY, OPS, OTHER, SETTINGS, SHOP, Sender, api, fresh, path, token
 from kit import call, event, make_older, row
 from prometheus_client import REGISTRY
+from sends_kit import FEEDS, KEY, OPS, OTHER, SETTINGS, SHOP, Sender, api, fresh, path, token
 from structlog.testing import capture_logs
 
+from reconciler.sends_routes import API_CONNECTIONS, CLAIMS_AT_ONCE
 from reconciler.settings_tables import ApiSettings
 from webhooks.database import connect_pool
 from webhooks.event import wire_key
@@ -62,6 +66,7 @@ async def test_a_claim_is_committed_and_carries_all_that_a_submission_needs(send
     }
     assert WIRE_KEY in json.dumps(claimed["stamp"]["smtp_headers"])
     assert (sent["send_key"], sent["state"], sent["message_class"]) == (KEY, "claimed", "receipt")
+    assert sent["claimed_by"] == "api:shop"
     assert "Idempotent-Replayed" not in sender.headers
 
 
@@ -85,7 +90,6 @@ async def test_of_a_thousand_callers_at_once_exactly_one_is_granted_and_all_are_
     monkeypatch.setattr("reconciler.sends_routes.ACQUIRE_SECONDS", 60.0)  # on a busy machine they last longer
     pool = await connect_pool(dsn, size=4, application="test")
     async with api(pool) as sender:
-        sender.client.session.connector._limit = 0
         answers = Counter(map(told, await asyncio.gather(*(sender.claim() for _ in range(1000)))))
     await pool.close()
     assert answers == {(201, "claimed", "claimed"): 1, (409, "in_flight", "claimed"): 999}
@@ -156,25 +160,33 @@ async def test_whatever_is_not_granted_is_answered_with_a_problem_that_the_table
 
 
 async def test_the_same_call_gets_the_same_claim_with_the_time_that_is_left(sender: Sender, db: asyncpg.Pool) -> None:
-    mine = fresh()
-    _, first = await sender.claim(call=mine, submit_within=60)
+    nonce = uuid4().hex
+    _, first = await sender.claim(nonce=nonce, submit_within=60)
     await db.execute("UPDATE send_log SET submit_by = submit_by - interval '20 s'")
-    status, again = await sender.claim(call=f'"{mine}"', submit_within=60)
+    status, again = await sender.claim(nonce=nonce, submit_within=60)
     assert status == 201
     assert sender.headers["Idempotent-Replayed"] == "true"
     assert (again["fence"], again["attempt"]) == (first["fence"], 1)
     assert again["seconds_left"] < 40.1
     assert told(await sender.claim(submit_within=60)) == (409, "in_flight", "claimed")
+    assert told(await as_(sender, OTHER).claim(nonce=nonce)) == (409, "in_flight", "claimed")
+
+
+async def test_two_workers_at_one_job_share_its_idempotency_key_and_only_one_may_submit(sender: Sender) -> None:
+    job = fresh()
+    assert told(await sender.claim(call=job)) == (201, "claimed", "claimed")
+    assert told(await sender.claim(call=job)) == (409, "in_flight", "claimed")
+    assert told(await sender.claim(call=f'"{job}"')) == (409, "in_flight", "claimed")
 
 
 async def test_a_repeated_call_is_no_right_to_submit_once_the_attempt_is_over(sender: Sender, db: asyncpg.Pool) -> None:
-    reported, overdue = fresh(), fresh()
-    _, claimed = await sender.claim("reported", call=reported)
+    reported, overdue = uuid4().hex, uuid4().hex
+    _, claimed = await sender.claim("reported", nonce=reported)
     await sender.fail(claimed["fence"], "reported")
-    assert told(await sender.claim("reported", call=reported)) == (409, "ambiguous", "ambiguous")
-    await sender.claim("overdue", call=overdue)
+    assert told(await sender.claim("reported", nonce=reported)) == (409, "ambiguous", "ambiguous")
+    await sender.claim("overdue", nonce=overdue)
     await make_older(db, "overdue", timedelta(minutes=2))
-    assert told(await sender.claim("overdue", call=overdue)) == (409, "ambiguous", "ambiguous")
+    assert told(await sender.claim("overdue", nonce=overdue)) == (409, "ambiguous", "ambiguous")
 
 
 async def test_a_claims_idempotency_key_belongs_to_one_call_and_one_caller(sender: Sender) -> None:
@@ -220,12 +232,41 @@ async def test_a_failure_meets_evidence_first(sender: Sender, db: asyncpg.Pool) 
 
 async def test_a_send_can_be_written_now_and_claimed_later(sender: Sender, db: asyncpg.Pool) -> None:
     body = {"key": KEY, "feed": "mg", "payload": {"template": 7}, "fingerprint": "one"}
-    assert (await sender.call("POST", "/v1/sends/enqueue", body))[0] == 201
-    assert await sender.call("POST", "/v1/sends/enqueue", body) == (200, {"outcome": "exists", "wire_key": WIRE_KEY})
-    status, refused = await sender.call("POST", "/v1/sends/enqueue", body | {"fingerprint": "two"})
+    assert (await sender.call("POST", "/v1/enqueue", body))[0] == 201
+    assert await sender.call("POST", "/v1/enqueue", body) == (200, {"outcome": "exists", "wire_key": WIRE_KEY})
+    status, refused = await sender.call("POST", "/v1/enqueue", body | {"fingerprint": "two"})
     assert (status, refused["outcome"]) == (422, "key_reused")
     assert json.loads((await row(db, KEY))["payload"]) == {"template": 7}
     assert told(await sender.claim(fingerprint="one")) == (201, "claimed", "claimed")
+
+
+async def test_what_is_repeated_with_its_idempotency_key_gets_the_stored_answer(
+    sender: Sender, db: asyncpg.Pool
+) -> None:
+    _, claimed = await sender.claim()
+    call_1 = fresh()
+    first = await sender.confirm(claimed["fence"], message_id="m-1", call=call_1)
+    assert await sender.confirm(claimed["fence"], message_id="m-1", call=call_1) == first
+    assert sender.headers["Idempotent-Replayed"] == "true"
+    assert told(await sender.confirm(claimed["fence"], message_id="m-2", call=call_1)) == (
+        422,
+        "idempotency_key_reused",
+        None,
+    )
+    assert told(await sender.claim("other", call=call_1)) == (201, "claimed", "claimed")
+
+
+async def test_a_repeated_release_does_not_release_the_next_attempt(sender: Sender, db: asyncpg.Pool) -> None:
+    ops = as_(sender, OPS)
+    release, body = path(KEY, "operator", "release"), {"reason": "lost"}
+    await sender.claim()
+    await make_older(db, KEY, timedelta(hours=1))
+    assert told(await ops.call("POST", release, body, key="r-1")) == (200, "released", "pending")
+    await sender.claim()
+    await make_older(db, KEY, timedelta(hours=1))
+    assert told(await ops.call("POST", release, body, key="r-1")) == (200, "released", "pending")
+    assert ops.headers["Idempotent-Replayed"] == "true"
+    assert (await row(db, KEY))["state"] == "claimed"
 
 
 # Looking
@@ -314,9 +355,9 @@ async def test_a_scope_leads_no_further_than_its_routes(sender: Sender) -> None:
 async def test_a_caller_stays_the_same_while_his_token_is_rotated(db: asyncpg.Pool) -> None:
     settings = ApiSettings(tokens={"shop": token("old-token", "new-token")})
     async with api(db, settings) as sender:
-        mine = fresh()
-        assert (await as_(sender, "old-token").claim(call=mine))[0] == 201
-        status, again = await as_(sender, "new-token").claim(call=mine)
+        nonce = uuid4().hex
+        assert (await as_(sender, "old-token").claim(nonce=nonce))[0] == 201
+        status, again = await as_(sender, "new-token").claim(nonce=nonce)
         assert (status, again["attempt"]) == (201, 1)
 
 
@@ -337,7 +378,7 @@ async def test_a_caller_stays_the_same_while_his_token_is_rotated(db: asyncpg.Po
         (b'{"key": 5, "feed": "mg"}', 422, "`$.key`"),
         (b'{"key": "", "feed": "mg"}', 422, "`$.key`"),
         (b'{"key": "k", "feed": "mg", "colour": 1}', 422, "`colour`"),
-        (b'{"key": "k", "feed": "mg", "nonce": "n"}', 422, "`nonce`"),
+        (b'{"key": "k", "feed": "mg", "nonce": "n"}', 422, "`$.nonce`"),
         (b'{"key": "k", "feed": "mgg"}', 422, "there is acs, mg, sg"),
         (b'{"key": "k", "feed": "mg", "submit_within": 0}', 422, "`$.submit_within`"),
         (b'{"key": "k", "feed": "mg", "submit_within": true}', 422, "`$.submit_within`"),
@@ -376,9 +417,10 @@ async def test_a_null_is_not_given(sender: Sender, db: asyncpg.Pool) -> None:
 
 
 async def test_bodies_are_small_plain_and_soon_there(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, refused = await sender.claim(payload="x" * 1_100_000)
+    status, refused = await sender.call("POST", "/v1/sends", key=fresh(), data=io.BytesIO(b" " * 1_100_000))
     assert (status, refused["outcome"]) == (413, "too_large")
-    status, refused = await sender.call("POST", "/v1/sends", {}, key=fresh(), headers={"Content-Encoding": "gzip"})
+    packed, encoding = gzip.compress(b"{}"), {"Content-Encoding": "gzip"}
+    status, refused = await sender.call("POST", "/v1/sends", key=fresh(), data=packed, headers=encoding)
     assert (status, refused["outcome"]) == (415, "encoding")
     monkeypatch.setattr("reconciler.sends_http.BODY_SECONDS", 0.05)
     ended = asyncio.Event()
@@ -434,6 +476,28 @@ async def test_a_send_that_somebody_holds_is_busy_and_nothing_is_lost(dsn: str, 
             await held.rollback()
         assert told(await sender.confirm(claimed["fence"], call="c-1")) == (200, "sent", "sent")
     await pool.close()
+
+
+async def test_whoever_says_how_it_went_does_not_wait_behind_a_crowd_of_claims(dsn: str, db: asyncpg.Pool) -> None:
+    pool = await connect_pool(dsn, size=API_CONNECTIONS, application="test", lock_seconds=5)
+    async with api(pool) as sender:
+        _, claimed = await sender.claim("mine")
+        await call(db, "send_enqueue", "wanted", "mg", "{}")
+        async with db.acquire() as connection:
+            held = connection.transaction()
+            await held.start()
+            await connection.execute("SELECT FROM send_log WHERE wire_key = 'wanted' FOR UPDATE")
+            crowd = [asyncio.create_task(sender.claim("wanted")) for _ in range(20)]
+            while await pool.fetchval(WAITING) < CLAIMS_AT_ONCE:  # noqa: ASYNC110 - the database knows
+                await asyncio.sleep(0)
+            assert told(await sender.confirm(claimed["fence"], "mine")) == (200, "sent", "sent")
+            assert not any(task.done() for task in crowd)
+            await held.rollback()
+        assert Counter(status for status, _ in await asyncio.gather(*crowd)) == {201: 1, 409: 19}
+    await pool.close()
+
+
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
 async def test_a_mistake_of_ours_is_a_problem_and_a_log_line(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:

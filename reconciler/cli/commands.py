@@ -9,11 +9,13 @@ from reconciler.cli import (
     importing,
     inspect,
     operate,
+    outbox,
     reconcile,
     report,
     roads,
     selftest,
     serve,
+    token,
     trigger,
     what_if,
 )
@@ -33,6 +35,7 @@ for command in (
     operate.fail,
     operate.pause,
     operate.resume,
+    outbox.outbox,
     roads.lookup,
     roads.replay,
     roads.backfill,
@@ -45,5 +48,6 @@ for command in (
     inspect.stamp,
     inspect.providers,
     inspect.config,
+    token.token,
 ):
     cli.add_command(command)
