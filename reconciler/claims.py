@@ -87,8 +87,14 @@ class Claim:
         return self.outcome == "claimed"
 
     def seconds_left(self) -> float:
-        """Seconds in which the submission must be over, counted from before the claim was asked for; 0: too late."""
-        return max(0.0, self.deadline - boot_time())
+        """Seconds in which the submission must be over, counted from before the claim was asked for.
+
+        Raises NotSent where none is left, or nothing was granted: a client takes a time-out of 0 for none at all.
+        """
+        left = self.deadline - boot_time()
+        if left <= 0:
+            raise NotSent("the time to submit is over" if self.granted else "the claim was not granted")
+        return left
 
     @property
     def stamp(self) -> Stamp:
@@ -106,7 +112,7 @@ class Sent:
     """Of this submission: `sent`, `sent_late` or `duplicate` (taken by the provider), `failed` (it never will be),
     `released` (it did not leave and may be sent again at once), `waiting` (nobody can tell: passes will find out).
     Without one: `already_sent`, `in_flight`, `failed`, `held`, `expired`, `capped`, `key_reused` (another content under
-    this key), `other_feed`, `beyond_memory`."""
+    this key), `other_feed`, `beyond_memory`. `not_yours`: the attempt was over before it was told how it failed."""
     claim: Claim
     reason: str | None = None
     message_id: str | None = None
@@ -125,6 +131,17 @@ class Sent:
     def retry_at(self) -> datetime | None:
         """When it is worth asking again, by the database's clock."""
         return self.claim.retry_at
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A released send that was claimed for another attempt, with what its row knows of the message."""
+
+    claim: Claim
+    message_class: str
+    recipient: str | None = field(repr=False)
+    fingerprint: str | None
+    payload: Any = field(repr=False)
 
 
 class Sending:
@@ -180,7 +197,7 @@ def to_confirm(claims: Sequence[Claim], results: Sequence[Result]) -> list[list[
     return [
         [claim.send_key for claim, _ in taken],
         [claim.fence for claim, _ in taken],
-        [storable(result.message_id) for _, result in taken],
+        [as_message_id(result.message_id) for _, result in taken],
     ]
 
 
@@ -196,8 +213,43 @@ def to_fail(claims: Sequence[Claim], results: Sequence[Result]) -> list[list[Any
 
 
 def is_mistake(error: Exception) -> bool:
-    """Say whether an error is the application's own (KeyError, TypeError ...), which it has to see, and no client's."""
-    return type(error).__module__ == "builtins" and not isinstance(error, OSError | EOFError)
+    """Say whether an error is the application's own (KeyError ...), which it has to see, and no client's."""
+    if isinstance(error, ExceptionGroup):
+        return any(map(is_mistake, error.exceptions))
+    own = isinstance(error, GuardError) or type(error).__module__ == "builtins"
+    return own and not isinstance(error, OSError | EOFError)
+
+
+def check_call(key: str, provider: str | None, options: Mapping[str, Any]) -> None:
+    """Raise GuardError where a claim would be worthless: it says what to do instead."""
+    if storable(key) != key:  # whatever the driver raised would repeat the key, and the address in it
+        raise GuardError("a send key can't hold a zero byte or half a surrogate pair: take it out")
+    if provider is None or options.get("known_message_id"):
+        return
+    if stamp(provider, "any").message_id is not None:
+        raise GuardError(
+            f"events of {provider} bear no key of ours, only the message id that we choose: claim with "
+            f"known_message_id=guard.known_message_id({provider!r}, key)"
+        )
+
+
+def refuse_nonce(options: Mapping[str, Any]) -> None:
+    """Raise GuardError where whoever submits has a nonce: with it another caller would be granted the same claim."""
+    if "nonce" in options:
+        raise GuardError("a nonce belongs to one call of `claim` whose answer was lost: leave it out here")
+
+
+def known_id_problem(claimed: Claim, options: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the message id that was claimed with; None: it is the one that the stamp will bear."""
+    known = options.get("known_message_id")
+    if known is None or claimed.provider is None or not claimed.granted:
+        return None
+    if claimed.stamp.message_id in (None, known):
+        return None
+    return (
+        "known_message_id is not the one that this message will bear: make it with "
+        "guard.known_message_id(provider, key, namespace), with the namespace of the database"
+    )
 
 
 def claim_options(options: Mapping[str, Any]) -> str:
@@ -219,6 +271,18 @@ def as_claim(key: str, row: Mapping[str, Any], asked_at: float, provider: str | 
         retry_at=row["retry_at"],
         deadline=asked_at + left if left is not None else 0.0,
         provider=provider,
+    )
+
+
+def as_released(row: Mapping[str, Any], asked_at: float, provider: str | None) -> Released:
+    """Return the released send that the database's row is."""
+    payload = row["payload"]
+    return Released(
+        claim=as_claim(row["send_key"], row, asked_at, provider),
+        message_class=row["message_class"],
+        recipient=row["recipient"],
+        fingerprint=row["fingerprint"],
+        payload=json.loads(payload) if isinstance(payload, str) else payload,  # as the connection's codec gives it
     )
 
 
@@ -261,15 +325,9 @@ def known_message_id(provider: str, key: str, namespace: str = "") -> str | None
     return known.stamp(wire_key(key, namespace)).message_id
 
 
-def require_known_id(provider: str | None, options: Mapping[str, Any]) -> None:
-    """Raise GuardError where events bear nothing but the id that we choose, and a claim doesn't say it."""
-    if provider is None or options.get("known_message_id"):
-        return
-    if stamp(provider, "any").message_id is not None:
-        raise GuardError(
-            f"events of {provider} bear no key of ours, only the message id that we choose: claim with "
-            f"known_message_id=guard.known_message_id({provider!r}, key)"
-        )
+def as_message_id(value: object) -> str | None:
+    """Return a message id as text that can be stored: some SDKs give numbers."""
+    return None if value is None else str(storable(str(value)))
 
 
 def as_text(value: object) -> str:

@@ -9,14 +9,15 @@
 
 `send_once` is `claim`, `submit`, then `confirm` or `fail`; each can be called alone. A claim is committed before it is
 returned, so these calls refuse a connection that is inside a transaction. Where a pool is given no connection is held
-while `submit` runs.
+while `submit` runs. Behind PgBouncer in transaction mode asyncpg needs `statement_cache_size=0`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from reconciler.claims import (
@@ -26,6 +27,7 @@ from reconciler.claims import (
     LONGEST_PAUSE,
     NOT_SENT_BY,
     STORE_SECONDS,
+    UNANSWERED,
     Claim,
     Claimed,
     Confirmed,
@@ -34,16 +36,22 @@ from reconciler.claims import (
     NotSent,
     Outcome,
     Rejected,
+    Released,
     Sending,
     Sent,
     as_claim,
+    as_message_id,
+    as_released,
     boot_time,
+    check_call,
     claim_options,
     concluded,
     confirm_options,
     is_mistake,
+    known_id_problem,
     known_message_id,
-    require_known_id,
+    refuse_nonce,
+    refused,
     stamp,
     storable,
 )
@@ -58,10 +66,12 @@ __all__ = [
     "NotSent",
     "Outcome",
     "Rejected",
+    "Released",
     "Sending",
     "Sent",
     "boot_time",
     "claim",
+    "claim_released",
     "confirm",
     "enqueue",
     "fail",
@@ -69,6 +79,7 @@ __all__ = [
     "send_once",
     "sending",
     "stamp",
+    "submit_claimed",
 ]
 
 _T = TypeVar("_T")
@@ -82,7 +93,16 @@ class Executor(Protocol):
         ...
 
 
-CLAIM: Final = "CALL send_claim_commit($1, $2, $3::jsonb)"
+class BatchExecutor(Protocol):
+    """An asyncpg connection or pool."""
+
+    async def fetch(self, query: str, /, *args: Any) -> list[Any]:
+        """Run one statement and return its rows."""
+        ...
+
+
+# Options as text first: a connection may have a codec of its own for JSON.
+CLAIM: Final = "CALL send_claim_commit($1, $2, $3::text::jsonb)"
 
 
 async def claim(executor: Executor, key: str, feed: str, *, provider: str | None = None, **options: Any) -> Claim:
@@ -90,17 +110,22 @@ async def claim(executor: Executor, key: str, feed: str, *, provider: str | None
 
     Options are those of the SQL function: message_class, recipient, campaign, source, submit_within (seconds, or text
     such as "60s"), not_before, expires_at, intended_at (datetimes), fingerprint, payload, claimed_by, known_message_id,
-    nonce. None means: not given. `provider` is what `claim.stamp` is made for. Raises GuardError inside a transaction,
-    asyncpg's errors otherwise.
+    nonce (random, of this one call: the same call with it, its answer having been lost, gets the same claim). None
+    means: not given. `provider` is what `claim.stamp` is made for. Raises GuardError inside a transaction, asyncpg's
+    errors otherwise.
     """
     refuse_transaction(executor)
-    require_known_id(provider, options)
+    check_call(key, provider, options)
     asked_at = boot_time()
     row = await executor.fetchrow(CLAIM, key, feed, claim_options(options))
-    return as_claim(key, row, asked_at, provider)
+    claimed = as_claim(key, row, asked_at, provider)
+    if problem := known_id_problem(claimed, options):
+        await fail(executor, claimed, "wrong known_message_id", not_sent=True)
+        raise GuardError(problem)
+    return claimed
 
 
-CONFIRM: Final = "SELECT outcome, reason FROM send_confirm($1, $2, $3, $4::jsonb)"
+CONFIRM: Final = "SELECT outcome, reason FROM send_confirm($1, $2, $3, $4::text::jsonb)"
 
 
 async def confirm(executor: Executor, claimed: Claim, message_id: str | None, response: Any = None) -> Confirmed:
@@ -110,7 +135,7 @@ async def confirm(executor: Executor, claimed: Claim, message_id: str | None, re
     """
     refuse_transaction(executor)
     row = await executor.fetchrow(
-        CONFIRM, claimed.send_key, claimed.fence, storable(message_id), confirm_options(response)
+        CONFIRM, claimed.send_key, claimed.fence, as_message_id(message_id), confirm_options(response)
     )
     outcome: Confirmed = row["outcome"]
     return outcome
@@ -131,7 +156,7 @@ async def fail(executor: Executor, claimed: Claim, reason: str, *, not_sent: boo
     return outcome
 
 
-ENQUEUE: Final = "SELECT outcome FROM send_enqueue($1, $2, $3::jsonb)"
+ENQUEUE: Final = "SELECT outcome FROM send_enqueue($1, $2, $3::text::jsonb)"
 
 
 async def enqueue(executor: Executor, key: str, feed: str, **options: Any) -> str:
@@ -152,10 +177,14 @@ async def sending(
     """Claim a send; when the block is left, store how it went. Whatever the block raises is recorded and goes on.
 
     A block that was granted the claim and sets no answer leaves the send claimed: nobody can tell whether it submitted.
+    Raises NotSent where the time to submit is over before the block begins.
     """
+    refuse_nonce(options)
     send = Sending(await claim(executor, key, feed, provider=provider, **options))
     if not send.granted:
         yield send
+        if send.answer is not UNANSWERED:
+            raise GuardError("an answer was set for a send that was not granted: ask `granted` before you submit")
         return
     async with _recorded(executor, send):
         yield send
@@ -177,22 +206,42 @@ async def send_once(
     What a client raises is classified and becomes the outcome; mistakes (TypeError, KeyError ...) are recorded, and
     raised. Options as in `claim`. Raises GuardError inside a transaction, asyncpg's errors where nothing was claimed.
     """
-    send = Sending(await claim(executor, key, feed, provider=provider, **options))
-    if send.granted:
-        try:
-            async with _recorded(executor, send):
-                send.answer = await _submitted(submit, send.claim)
-        except Exception as error:
-            if is_mistake(error):
-                raise
+    refuse_nonce(options)
+    claimed = await claim(executor, key, feed, provider=provider, **options)
+    return await submit_claimed(executor, claimed, submit) if claimed.granted else refused(claimed)
+
+
+async def submit_claimed(executor: Executor, claimed: Claim, submit: Callable[[Claim], Awaitable[object]]) -> Sent:
+    """Submit a send that was granted to this caller, and return what it came to: the second half of `send_once`."""
+    send = Sending(claimed)
+    try:
+        async with _recorded(executor, send):
+            send.answer = await _submitted(submit, claimed)
+    except Exception as error:
+        if is_mistake(error):
+            raise
     return send.sent
 
 
+CLAIM_RELEASED: Final = "SELECT * FROM send_claim_released($1, $2, $3::text::jsonb)"
+
+
+async def claim_released(
+    executor: BatchExecutor, feed: str, most: int, *, provider: str | None = None, **options: Any
+) -> list[Released]:
+    """Claim up to so many released sends of a feed, the oldest release first; none where nothing may be sent now.
+
+    Give each to `submit_claimed`. Their time to submit runs from this call: claim as many as can be submitted within
+    it. Options: submit_within, claimed_by. Raises as `claim`.
+    """
+    refuse_transaction(executor)
+    asked_at = boot_time()
+    rows = await executor.fetch(CLAIM_RELEASED, feed, most, claim_options(options))
+    return [as_released(row, asked_at, provider) for row in rows]
+
+
 async def _submitted(submit: Callable[[Claim], Awaitable[object]], claimed: Claim) -> Result:
-    left = claimed.seconds_left()
-    if left <= 0:  # this worker was frozen: whoever is given the send next may be submitting it already
-        raise NotSent("the time to submit was over")
-    async with asyncio.timeout(left):
+    async with asyncio.timeout(claimed.seconds_left()):
         return await read_answer(await submit(claimed), claimed.provider)
 
 
@@ -200,12 +249,11 @@ async def _submitted(submit: Callable[[Claim], Awaitable[object]], claimed: Clai
 async def _recorded(executor: Executor, send: Sending) -> AsyncIterator[None]:
     """Store how the block went: by the answer that it sets, or by what it raises, which goes on."""
     try:
+        send.claim.seconds_left()  # a worker that was frozen has none: whoever got the send next may be submitting it
         yield
         result = await read_answer(send.answer, send.claim.provider)
-    except asyncio.CancelledError as error:
-        with suppress(TimeoutError):  # whoever cancels doesn't wait long; a cause makes the send easier to decide
-            async with asyncio.timeout(CANCELLED_SECONDS):
-                await _stored(executor, send.claim, failure(error))
+    except asyncio.CancelledError as error:  # a cause makes the send easier to decide
+        await until_told(partial(_report, executor, send.claim, failure(error)), CANCELLED_SECONDS)
         raise
     except Exception as error:
         send.sent = await _stored(executor, send.claim, failure(error, send.claim.provider), error)
@@ -214,24 +262,38 @@ async def _recorded(executor: Executor, send: Sending) -> AsyncIterator[None]:
 
 
 async def _stored(executor: Executor, claimed: Claim, result: Result, error: Exception | None = None) -> Sent:
-    outcome = await until_told(lambda: _report(executor, claimed, result))
+    outcome = await until_told(partial(_report, executor, claimed, result), STORE_SECONDS)
     return concluded(claimed, result, outcome, error)
 
 
-async def until_told(report: Callable[[], Awaitable[_T]]) -> _T | None:
-    """Tell the database how a submission went, again and again for a while. None: it could not be told."""
-    pause = FIRST_PAUSE
-    with suppress(TimeoutError):
-        async with asyncio.timeout(STORE_SECONDS):
-            while True:
-                try:
-                    return await report()
-                except GuardError:
-                    raise
-                except Exception:  # noqa: BLE001 - whatever the driver raises: the answer must not be lost
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE)
+async def until_told(report: Callable[[], Awaitable[_T]], seconds: float) -> _T | None:
+    """Tell the database how a submission went, again and again for a while. None: it could not be told.
+
+    Whoever cancels waits a moment for it, too. A driver that hangs, even when it is cancelled, is left alone.
+    """
+    task = asyncio.create_task(_told(report))
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=CANCELLED_SECONDS)
+        task.cancel()
+        raise
+    if task.done():
+        return task.result()
+    task.cancel()
     return None
+
+
+async def _told(report: Callable[[], Awaitable[_T]]) -> _T | None:
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            return await report()
+        except GuardError:  # somebody has begun a transaction on this connection
+            return None
+        except Exception:  # noqa: BLE001 - whatever the driver raises: the answer must not be lost
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
 
 async def _report(executor: Executor, claimed: Claim, result: Result) -> Outcome:

@@ -14,67 +14,67 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from reconciler.claims import (
     CANCELLED_SECONDS,
+    STORE_SECONDS,
     Claim,
-    NotSent,
+    GuardError,
     Outcome,
     Sent,
     as_claim,
     boot_time,
+    check_call,
     claim_options,
     concluded,
     is_mistake,
+    known_id_problem,
+    refuse_nonce,
     refused,
-    require_known_id,
     results_of,
     to_confirm,
     to_fail,
 )
 from reconciler.classify import Result, failure, read_answers
-from reconciler.guard import refuse_transaction, until_told
+from reconciler.guard import BatchExecutor, refuse_transaction, until_told
 
 Submit = Callable[[Sequence[Claim]], Awaitable[object]]
-
-
-class Executor(Protocol):
-    """An asyncpg connection or pool."""
-
-    async def fetch(self, query: str, /, *args: Any) -> list[Any]:
-        """Run one statement and return its rows."""
-        ...
 
 
 # Locked in the order of their keys, as by whoever locks several.
 CLAIM: Final = """
 SELECT w.key, c.* FROM (
-    SELECT key, options FROM unnest($2::text[], $3::jsonb[]) AS w(key, options) ORDER BY wire_key(key)
-) AS w CROSS JOIN LATERAL send_claim(w.key, $1, w.options) AS c
+    SELECT key, options FROM unnest($2::text[], $3::text[]) AS w(key, options) ORDER BY wire_key(key)
+) AS w CROSS JOIN LATERAL send_claim(w.key, $1, w.options::jsonb) AS c
 """
 
 
 async def claim_many(
-    executor: Executor, sends: Mapping[str, Mapping[str, Any]], feed: str, *, provider: str | None = None
+    executor: BatchExecutor, sends: Mapping[str, Mapping[str, Any]], feed: str, *, provider: str | None = None
 ) -> list[Claim]:
     """Claim several sends in one statement, each with its options. The claims come in the order of `sends`.
 
     At most 1,000 at a time, or others wait for them. Raises as `guard.claim`; then none is claimed.
     """
     refuse_transaction(executor)
-    for options in sends.values():
-        require_known_id(provider, options)
+    for key, options in sends.items():
+        check_call(key, provider, options)
     asked_at = boot_time()
     rows = await executor.fetch(CLAIM, feed, [*sends], [claim_options(options) for options in sends.values()])
-    claims = {row["key"]: as_claim(row["key"], row, asked_at, provider) for row in rows}
-    return [claims[key] for key in sends]
+    found = {row["key"]: as_claim(row["key"], row, asked_at, provider) for row in rows}
+    claims = [found[key] for key in sends]
+    problems = [known_id_problem(claimed, sends[claimed.send_key]) for claimed in claims]
+    if problem := next(filter(None, problems), None):
+        granted = [claimed for claimed in claims if claimed.granted]
+        await _report(executor, granted, [Result("not_sent", "wrong known_message_id")] * len(granted))
+        raise GuardError(problem)
+    return claims
 
 
 async def send_many(
-    executor: Executor,
+    executor: BatchExecutor,
     sends: Mapping[str, Mapping[str, Any]],
     feed: str,
     submit: Submit,
@@ -87,6 +87,8 @@ async def send_many(
     answer, which is read for each message in that order, or holds for all where the provider says one thing of all
     (SendGrid). Else as `guard.send_once`; what `submit` raises is the error of each.
     """
+    for options in sends.values():
+        refuse_nonce(options)
     claims = await claim_many(executor, sends, feed, provider=provider)
     sent = {claimed.send_key: refused(claimed) for claimed in claims}
     if granted := [claimed for claimed in claims if claimed.granted]:
@@ -94,19 +96,18 @@ async def send_many(
     return [sent[key] for key in sends]
 
 
-async def _submitted(executor: Executor, submit: Submit, claims: Sequence[Claim]) -> dict[str, Sent]:
+async def _submitted(executor: BatchExecutor, submit: Submit, claims: Sequence[Claim]) -> dict[str, Sent]:
     error = None
     try:
         results = await _answered(submit, claims)
     except asyncio.CancelledError as cancelled:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CANCELLED_SECONDS):
-                await until_told(partial(_report, executor, claims, [failure(cancelled)] * len(claims)))
+        results = [failure(cancelled)] * len(claims)
+        await until_told(partial(_report, executor, claims, results), CANCELLED_SECONDS)
         raise
     except Exception as raised:  # noqa: BLE001 - classified, and the caller's to raise
         error = raised
         results = [failure(raised, claims[0].provider)] * len(claims)
-    outcomes = await until_told(partial(_report, executor, claims, results)) or {}
+    outcomes = await until_told(partial(_report, executor, claims, results), STORE_SECONDS) or {}
     if error is not None and is_mistake(error):
         raise error
     return {
@@ -116,14 +117,11 @@ async def _submitted(executor: Executor, submit: Submit, claims: Sequence[Claim]
 
 
 async def _answered(submit: Submit, claims: Sequence[Claim]) -> list[Result]:
-    left = min(claimed.seconds_left() for claimed in claims)
-    if left <= 0:
-        raise NotSent("the time to submit was over")
-    async with asyncio.timeout(left):
+    async with asyncio.timeout(min(claimed.seconds_left() for claimed in claims)):
         return results_of(claims, await read_answers(await submit(claims), claims[0].provider))
 
 
-async def _report(executor: Executor, claims: Sequence[Claim], results: Sequence[Result]) -> dict[str, Outcome]:
+async def _report(executor: BatchExecutor, claims: Sequence[Claim], results: Sequence[Result]) -> dict[str, Outcome]:
     return {
         **await _confirm(executor, to_confirm(claims, results)),
         **await _fail(executor, to_fail(claims, results)),
@@ -137,7 +135,7 @@ SELECT w.key, c.outcome FROM (
 """
 
 
-async def _confirm(executor: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:
+async def _confirm(executor: BatchExecutor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:
     rows = await executor.fetch(CONFIRM, *columns)
     return {row["key"]: row["outcome"] for row in rows}
 
@@ -150,6 +148,6 @@ SELECT w.key, c.outcome FROM (
 """
 
 
-async def _fail(executor: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:
+async def _fail(executor: BatchExecutor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:
     rows = await executor.fetch(FAIL, *columns)
     return {row["key"]: row["outcome"] for row in rows}

@@ -9,16 +9,18 @@ from typing import Any, Final
 
 from reconciler.claims import (
     Claim,
-    NotSent,
+    GuardError,
     Outcome,
     Sent,
     as_claim,
     boot_time,
+    check_call,
     claim_options,
     concluded,
     is_mistake,
+    known_id_problem,
+    refuse_nonce,
     refused,
-    require_known_id,
     results_of,
     to_confirm,
     to_fail,
@@ -39,12 +41,18 @@ def claim_many(
     executor: Executor, sends: Mapping[str, Mapping[str, Any]], feed: str, *, provider: str | None = None
 ) -> list[Claim]:
     """Claim several sends in one statement, each with its options. As `guard_many.claim_many`."""
-    for options in sends.values():
-        require_known_id(provider, options)
+    for key, options in sends.items():
+        check_call(key, provider, options)
     asked_at = boot_time()
     found = rows(executor, CLAIM, [*sends], [claim_options(options) for options in sends.values()], feed)
-    claims = {row["key"]: as_claim(row["key"], row, asked_at, provider) for row in found}
-    return [claims[key] for key in sends]
+    by_key = {row["key"]: as_claim(row["key"], row, asked_at, provider) for row in found}
+    claims = [by_key[key] for key in sends]
+    problems = [known_id_problem(claimed, sends[claimed.send_key]) for claimed in claims]
+    if problem := next(filter(None, problems), None):
+        granted = [claimed for claimed in claims if claimed.granted]
+        _report(executor, granted, [Result("not_sent", "wrong known_message_id")] * len(granted))
+        raise GuardError(problem)
+    return claims
 
 
 def send_many(
@@ -56,6 +64,8 @@ def send_many(
     provider: str | None = None,
 ) -> list[Sent]:
     """Submit those of several sends that nobody has submitted, in one call. As `guard_many.send_many`."""
+    for options in sends.values():
+        refuse_nonce(options)
     claims = claim_many(executor, sends, feed, provider=provider)
     sent = {claimed.send_key: refused(claimed) for claimed in claims}
     if granted := [claimed for claimed in claims if claimed.granted]:
@@ -80,8 +90,8 @@ def _submitted(executor: Executor, submit: Submit, claims: Sequence[Claim]) -> d
 
 
 def _answered(submit: Submit, claims: Sequence[Claim]) -> list[Result]:
-    if min(claimed.seconds_left() for claimed in claims) <= 0:
-        raise NotSent("the time to submit was over")
+    for claimed in claims:
+        claimed.seconds_left()
     return results_of(claims, answers(submit(claims), claims[0].provider))
 
 

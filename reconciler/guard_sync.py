@@ -9,8 +9,9 @@
 
     sent = guard_sync.send_once(pool, key, "mailgun-main", submit, provider="mailgun", submit_within=30)
 
-A thread can't be stopped from outside: give the client `claim.seconds_left()` as its time-out. (`requests` counts it
-anew for connecting and for each read: halve it.)
+A thread can't be stopped from outside: give the client `claim.seconds_left()` as its time-out (`requests` counts it
+anew for connecting and for each read: halve it), and the database's connections a `tcp_user_timeout`. Behind PgBouncer
+in transaction mode they need `prepare_threshold=None`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from reconciler.claims import (
     LONGEST_PAUSE,
     NOT_SENT_BY,
     STORE_SECONDS,
+    UNANSWERED,
     Claim,
     Confirmed,
     Failed,
@@ -37,16 +39,22 @@ from reconciler.claims import (
     NotSent,
     Outcome,
     Rejected,
+    Released,
     Sending,
     Sent,
     as_claim,
+    as_message_id,
+    as_released,
     boot_time,
+    check_call,
     claim_options,
     concluded,
     confirm_options,
     is_mistake,
+    known_id_problem,
     known_message_id,
-    require_known_id,
+    refuse_nonce,
+    refused,
     stamp,
     storable,
 )
@@ -57,9 +65,11 @@ __all__ = [
     "GuardError",
     "NotSent",
     "Rejected",
+    "Released",
     "Sending",
     "Sent",
     "claim",
+    "claim_released",
     "confirm",
     "enqueue",
     "fail",
@@ -67,6 +77,7 @@ __all__ = [
     "send_once",
     "sending",
     "stamp",
+    "submit_claimed",
 ]
 
 _T = TypeVar("_T")
@@ -88,9 +99,13 @@ CLAIM: Final = "CALL send_claim_commit(%s::text, %s::text, %s::jsonb)"
 
 def claim(executor: Executor, key: str, feed: str, *, provider: str | None = None, **options: Any) -> Claim:
     """Ask for the exclusive right to submit a send, and commit it. As `guard.claim`; psycopg's errors pass."""
-    require_known_id(provider, options)
+    check_call(key, provider, options)
     asked_at = boot_time()
-    return as_claim(key, _row(executor, CLAIM, key, feed, claim_options(options)), asked_at, provider)
+    claimed = as_claim(key, _row(executor, CLAIM, key, feed, claim_options(options)), asked_at, provider)
+    if problem := known_id_problem(claimed, options):
+        fail(executor, claimed, "wrong known_message_id", not_sent=True)
+        raise GuardError(problem)
+    return claimed
 
 
 CONFIRM: Final = "SELECT outcome, reason FROM send_confirm(%s::text, %s::bigint, %s::text, %s::jsonb)"
@@ -99,7 +114,7 @@ CONFIRM: Final = "SELECT outcome, reason FROM send_confirm(%s::text, %s::bigint,
 def confirm(executor: Executor, claimed: Claim, message_id: str | None, response: Any = None) -> Confirmed:
     """Say that the provider took the message. As `guard.confirm`."""
     options = confirm_options(response)
-    outcome: Confirmed = _row(executor, CONFIRM, claimed.send_key, claimed.fence, storable(message_id), options)[
+    outcome: Confirmed = _row(executor, CONFIRM, claimed.send_key, claimed.fence, as_message_id(message_id), options)[
         "outcome"
     ]
     return outcome
@@ -128,9 +143,12 @@ def sending(
     executor: Executor, key: str, feed: str, *, provider: str | None = None, **options: Any
 ) -> Iterator[Sending]:
     """Claim a send; when the block is left, store how it went. As `guard.sending`."""
+    refuse_nonce(options)
     send = Sending(claim(executor, key, feed, provider=provider, **options))
     if not send.granted:
         yield send
+        if send.answer is not UNANSWERED:
+            raise GuardError("an answer was set for a send that was not granted: ask `granted` before you submit")
         return
     with _recorded(executor, send):
         yield send
@@ -146,26 +164,39 @@ def send_once(
     **options: Any,
 ) -> Sent:
     """Submit a send that nobody has submitted, and return what it came to. As `guard.send_once`."""
-    send = Sending(claim(executor, key, feed, provider=provider, **options))
-    if send.granted:
-        try:
-            with _recorded(executor, send):
-                send.answer = _submitted(submit, send.claim)
-        except Exception as error:
-            if is_mistake(error):
-                raise
+    refuse_nonce(options)
+    claimed = claim(executor, key, feed, provider=provider, **options)
+    return submit_claimed(executor, claimed, submit) if claimed.granted else refused(claimed)
+
+
+def submit_claimed(executor: Executor, claimed: Claim, submit: Callable[[Claim], object]) -> Sent:
+    """Submit a send that was granted to this caller, and return what it came to. As `guard.submit_claimed`."""
+    send = Sending(claimed)
+    try:
+        with _recorded(executor, send):
+            send.answer = answer(submit(claimed), claimed.provider)
+    except Exception as error:
+        if is_mistake(error):
+            raise
     return send.sent
 
 
-def _submitted(submit: Callable[[Claim], object], claimed: Claim) -> Result:
-    if claimed.seconds_left() <= 0:
-        raise NotSent("the time to submit was over")
-    return answer(submit(claimed), claimed.provider)
+CLAIM_RELEASED: Final = "SELECT * FROM send_claim_released(%s::text, %s::int, %s::jsonb)"
+
+
+def claim_released(
+    executor: Executor, feed: str, most: int, *, provider: str | None = None, **options: Any
+) -> list[Released]:
+    """Claim up to so many released sends of a feed, the oldest release first. As `guard.claim_released`."""
+    asked_at = boot_time()
+    found = rows(executor, CLAIM_RELEASED, feed, most, claim_options(options))
+    return [as_released(row, asked_at, provider) for row in found]
 
 
 @contextmanager
 def _recorded(executor: Executor, send: Sending) -> Iterator[None]:
     try:
+        send.claim.seconds_left()  # a worker that was frozen has none: whoever got the send next may be submitting it
         yield
         result = answer(send.answer, send.claim.provider)
     except Exception as error:
@@ -185,8 +216,8 @@ def until_told(report: Callable[[], _T]) -> _T | None:
     while True:
         try:
             return report()
-        except GuardError:
-            raise
+        except GuardError:  # somebody has begun a transaction on this connection
+            return None
         except Exception:  # noqa: BLE001 - whatever the driver raises: the answer must not be lost
             if boot_time() + pause > until:
                 return None
@@ -213,7 +244,8 @@ def rows(executor: Executor, query: str, *args: object) -> list[dict[str, Any]]:
 
 
 def _committed(connection: Connection[Any], query: str, *args: object) -> list[dict[str, Any]]:
-    if connection.info.transaction_status != TransactionStatus.IDLE:
+    # A connection that is lost, or at work for another thread, is the driver's to complain of, and is tried again.
+    if connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
         raise GuardError(IN_TRANSACTION)
     if not connection.autocommit:
         raise GuardError(f"{IN_TRANSACTION} (its first statement begins one: psycopg.connect(..., autocommit=True))")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psycopg
 import pytest
 from kit import (
     FEED,
@@ -34,6 +35,7 @@ from kit import (
     unlimited,
 )
 
+from reconciler import guard, guard_sync
 from reconciler.feeds import pause
 from reconciler.ledger import Live
 from reconciler.reconcile import run_pass
@@ -431,16 +433,37 @@ async def test_the_documented_worker_sends_again_what_was_released(db: asyncpg.P
     await released(db, "order:2")
     submitted = []
 
-    async def submit(claimed: asyncpg.Record) -> str:
-        assert claimed["seconds_left"] > 0
-        submitted.append(claimed["wire_key"])
-        return f"m-{len(submitted)}"
+    async def submit(released: guard.Released, claim: guard.Claim) -> str:
+        assert (released.claim, claim.stamp.body) == (claim, {"v:send_key": claim.wire_key})
+        submitted.append(claim.send_key)
+        if claim.send_key == "order:1":
+            raise TimeoutError
+        return "m-2"
 
-    retry_released = snippet("send_claim_released")["retry_released"]
-    assert await retry_released(db, FEED, submit) == 2
-    assert await retry_released(db, FEED, submit) == 0
-    assert len(submitted) == 2
-    assert [await state(db, key) for key in ("order:1", "order:2")] == ["sent", "sent"]
+    retry_released = snippet("claim_released")["retry_released"]
+    await retry_released(db, FEED, submit)
+    await retry_released(db, FEED, submit)
+    assert submitted == ["order:1", "order:2"]
+    assert [await state(db, key) for key in ("order:1", "order:2")] == ["claimed", "sent"]
+
+
+async def test_a_released_send_comes_with_what_its_row_knows_of_the_message(db: asyncpg.Pool, dsn: str) -> None:
+    known = {"recipient": "ada@example.com", "fingerprint": "f", "payload": {"order": 1}, "message_class": "receipts"}
+    for key in ("order:1", "order:2"):
+        claimed = await guard.claim(db, key, FEED, **known)
+        await guard.fail(db, claimed, "refused", not_sent=True)
+
+    def in_thread() -> list[guard.Released]:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            return guard_sync.claim_released(connection, FEED, 1, submit_within=30)
+
+    ours, theirs = await guard.claim_released(db, FEED, 1, submit_within=30), await asyncio.to_thread(in_thread)
+    for (released,), key in ((ours, "order:1"), (theirs, "order:2")):
+        assert (released.claim.send_key, released.claim.attempt, released.claim.granted) == (key, 2, True)
+        assert 0 < released.claim.seconds_left() <= 30
+        told = (released.recipient, released.fingerprint, released.payload, released.message_class)
+        assert told == ("ada@example.com", "f", {"order": 1}, "receipts")
+    assert await guard.claim_released(db, FEED, 1) == []
 
 
 async def test_the_documented_listener_hears_of_each_release(db: asyncpg.Pool, dsn: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -12,7 +13,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from reconciler import guard, guard_sync
+from reconciler import claims, guard, guard_many, guard_sync
 from webhooks.registry import PROVIDERS
 
 KEY = "order:1"
@@ -173,6 +174,154 @@ async def test_a_send_that_is_decided_inside_a_transaction_is_enqueued_in_it(db:
         "order:1 pending, order:2 pending"
     )
     assert (await guard.send_once(db, KEY, FEED, taken)).outcome == "sent"
+
+
+async def test_an_answer_is_stored_though_its_sender_is_cancelled_meanwhile(db: asyncpg.Pool, dsn: str) -> None:
+    """A caller's time-out, or a sibling that fails, comes while the confirm waits for the row."""
+    holder = await asyncpg.connect(dsn)
+    held = holder.transaction()
+
+    async def submit(_claim: guard.Claim) -> str:
+        await held.start()
+        await holder.execute("SELECT FROM send_log FOR UPDATE")
+        return "m-1"
+
+    sender = asyncio.create_task(guard.send_once(db, KEY, FEED, submit))
+    while not await db.fetchval(WAITING):
+        assert not sender.done()
+    sender.cancel()
+    await asyncio.sleep(0)
+    await held.rollback()
+    with pytest.raises(asyncio.CancelledError):
+        await sender
+    await holder.close()
+    assert await row(db) == ("sent", None)
+
+
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+
+async def test_a_driver_that_hangs_is_left_alone(db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "STORE_SECONDS", 0.2)
+    hanging = asyncio.Event()
+
+    class Hangs(Flaky):
+        """After the claim it neither answers nor lets itself be cancelled, as a pool whose server has stopped."""
+
+        async def fetchrow(self, query: str, /, *args: Any) -> Any:
+            self.calls += 1
+            while self.calls > 1 and not hanging.is_set():
+                with suppress(asyncio.CancelledError):
+                    await hanging.wait()
+            return await self.lent.fetchrow(query, *args)
+
+    async with asyncio.timeout(10):
+        sent = await guard.send_once(Hangs(db, 0), KEY, FEED, taken)
+    hanging.set()
+    assert (sent.outcome, sent.message_id, sent.recorded) == ("sent", "m-1", False)
+
+
+async def test_a_transaction_that_submit_began_leaves_the_answer_with_the_caller(dsn: str, db: asyncpg.Pool) -> None:
+    connection = await asyncpg.connect(dsn)
+
+    async def submit(_claim: guard.Claim) -> str:
+        await connection.execute("BEGIN")
+        return "m-1"
+
+    sent = await guard.send_once(connection, KEY, FEED, submit)
+    await connection.execute("ROLLBACK")
+    assert (sent.outcome, sent.taken, sent.recorded, sent.message_id) == ("sent", True, False, "m-1")
+    assert await guard.confirm(connection, sent.claim, sent.message_id) == "sent"
+    await connection.close()
+
+
+async def test_a_connection_that_was_lost_meanwhile_leaves_the_answer_with_the_caller(
+    dsn: str, db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard_sync, "STORE_SECONDS", 0.2)
+
+    def in_thread() -> guard_sync.Sent:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+
+            def submit(_claim: guard_sync.Claim) -> str:
+                with psycopg.connect(dsn, autocommit=True) as other:
+                    other.execute("SELECT pg_terminate_backend(%s)", [connection.info.backend_pid])
+                return "m-1"
+
+            return guard_sync.send_once(connection, KEY, FEED, submit)
+
+    sent = await asyncio.to_thread(in_thread)
+    assert (sent.outcome, sent.taken, sent.recorded, sent.message_id) == ("sent", True, False, "m-1")
+
+
+async def test_a_message_id_may_be_a_number(db: asyncpg.Pool) -> None:
+    claimed = await guard.claim(db, KEY, FEED)
+    assert await guard.confirm(db, claimed, 288230376) == "sent"  # type: ignore[arg-type] - Mailjet's SDK gives one
+    assert await db.fetchval("SELECT provider_message_id FROM send_log") == "288230376"
+
+
+async def test_a_connection_with_a_codec_for_json_claims_like_any_other(dsn: str, db: asyncpg.Pool) -> None:
+    connection = await asyncpg.connect(dsn)
+    await connection.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+    assert (await guard.send_once(connection, KEY, FEED, taken, campaign="spring")).outcome == "sent"
+    assert await guard.enqueue(connection, "order:2", FEED, campaign="spring") == "enqueued"
+    many = await guard_many.send_many(connection, {"order:3": {"campaign": "spring"}}, FEED, lambda _: taken(_claim()))
+    assert [sent.outcome for sent in many] == ["sent"]
+    await connection.close()
+    assert await db.fetchval("SELECT array_agg(DISTINCT campaign) FROM send_log") == ["spring"]
+
+
+def _claim() -> guard.Claim:
+    return guard.Claim(KEY, "claimed", KEY, 1, 1, None, None, 0.0)
+
+
+@pytest.mark.parametrize("way", ["once", "block", "many"])
+async def test_whoever_submits_may_not_be_given_a_nonce(db: asyncpg.Pool, way: str) -> None:
+    ways = {
+        "once": lambda: guard.send_once(db, KEY, FEED, taken, nonce="job-7"),
+        "block": lambda: guard.sending(db, KEY, FEED, nonce="job-7").__aenter__(),
+        "many": lambda: guard_many.send_many(db, {KEY: {"nonce": "job-7"}}, FEED, lambda _: taken(_claim())),
+    }
+    with pytest.raises(guard.GuardError, match="nonce belongs to one call of `claim`"):
+        await ways[way]()
+    assert await db.fetchval("SELECT count(*) FROM send_log") == 0
+
+
+async def test_a_key_that_no_database_takes_is_refused_without_being_repeated(db: asyncpg.Pool) -> None:
+    for key in ("ada@example.com\0", "ada@example.com\ud800"):
+        with pytest.raises(guard.GuardError, match="zero byte or half a surrogate") as refused:
+            await guard.claim(db, key, FEED)
+        assert "ada" not in str(refused.value)
+
+
+async def test_a_block_whose_time_is_over_does_not_begin(db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = claims.boot_time
+    monkeypatch.setattr(claims, "boot_time", lambda: real() + 60)  # frozen right after the claim was answered
+    began = False
+    with pytest.raises(guard.NotSent):
+        async with guard.sending(db, KEY, FEED, submit_within=30):
+            began = True
+    assert (began, await db.fetchval("SELECT state FROM send_log")) == (False, "pending")
+
+
+async def test_an_answer_without_a_grant_is_a_mistake_that_is_seen(db: asyncpg.Pool) -> None:
+    await guard.claim(db, KEY, FEED)
+    with pytest.raises(guard.GuardError, match="ask `granted` before you submit"):
+        async with guard.sending(db, KEY, FEED) as send:
+            send.answer = "m-2"
+
+
+async def test_a_message_id_that_the_message_will_not_bear_is_refused(db: asyncpg.Pool) -> None:
+    await db.execute("UPDATE installation SET namespace = 'shop'")
+    wrong, right = (guard.known_message_id("azure_acs", KEY, namespace) for namespace in ("", "shop"))
+    with pytest.raises(guard.GuardError, match="with the namespace of the database"):
+        await guard.send_once(db, KEY, FEED, taken, provider="azure_acs", known_message_id=wrong)
+    with pytest.raises(guard.GuardError, match="with the namespace of the database"):
+        await guard_many.claim_many(db, {"order:2": {"known_message_id": wrong}}, FEED, provider="azure_acs")
+    assert await db.fetchval("SELECT array_agg(state) FROM send_log") == ["pending", "pending"]
+    await db.execute("DELETE FROM send_log")
+    sent = await guard.send_once(db, KEY, FEED, taken, provider="azure_acs", known_message_id=right)
+    assert sent.outcome == "sent"
 
 
 async def test_a_cancelled_sender_leaves_the_cause(db: asyncpg.Pool) -> None:
