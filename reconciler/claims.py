@@ -112,7 +112,8 @@ class Sent:
     """Of this submission: `sent`, `sent_late` or `duplicate` (taken by the provider), `failed` (it never will be),
     `released` (it did not leave and may be sent again at once), `waiting` (nobody can tell: passes will find out).
     Without one: `already_sent`, `in_flight`, `failed`, `held`, `expired`, `capped`, `key_reused` (another content under
-    this key), `other_feed`, `beyond_memory`. `not_yours`: the attempt was over before it was told how it failed."""
+    this key), `other_feed`, `beyond_memory`.
+    Seldom: `not_yours` (it failed after its claim had ended), `unknown_key` (taken, but its row is gone)."""
     claim: Claim
     reason: str | None = None
     message_id: str | None = None
@@ -125,7 +126,7 @@ class Sent:
     @property
     def taken(self) -> bool:
         """True if the provider has it: of this submission or an earlier one."""
-        return self.outcome in {"sent", "sent_late", "duplicate", "already_sent"}
+        return self.outcome in {"sent", "sent_late", "duplicate", "unknown_key", "already_sent"}
 
     @property
     def retry_at(self) -> datetime | None:

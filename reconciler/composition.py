@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 import asyncpg
@@ -21,7 +23,7 @@ from reconciler.settings import Settings
 from reconciler.settings_facts import can_be_asked
 from webhooks.archive import Archive
 from webhooks.aws import s3_place
-from webhooks.database import BoundedPool, connect_pool
+from webhooks.database import ACQUIRE_SECONDS, BoundedPool, connect_pool
 from webhooks.provider import Feed, Provider
 from webhooks.registry import PROVIDERS
 
@@ -120,6 +122,20 @@ async def _refuse_old_schema(dsn: str) -> None:
 
 LOCK_SECONDS: Final = 10.0
 """How long a pass or a command waits for a row that somebody's open transaction holds, before it says so in a line."""
+
+
+def require_aws(setting: str) -> None:
+    """Raise UserError where a setting needs AWS's client and it is not installed."""
+    if find_spec("aiobotocore") is None:
+        raise UserError(f"{setting} needs an extra: pip install 'esp-reconciler[aws]'")
+
+
+async def close_pool(pool: BoundedPool) -> None:
+    """Close a pool, in the hard way where the database doesn't answer soon."""
+    try:
+        await asyncio.wait_for(pool.close(), ACQUIRE_SECONDS)
+    except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        pool.terminate()
 
 
 async def open_pool(

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
-from importlib.util import find_spec
 from typing import Final, Literal
 
 import asyncpg
@@ -24,14 +23,14 @@ from reconciler import composition, metrics
 from reconciler.endpoints import check_daily
 from reconciler.errors import DatabaseUnavailable, UserError
 from reconciler.health import Health
-from reconciler.idempotency import delete_old
+from reconciler.idempotency import Store, delete_old
 from reconciler.outbox import OUTBOX_SECONDS, telling
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.process import listen_http, stop_on_signals, until_open
 from reconciler.reconcile import Policies, run_pass
 from reconciler.restore import Heart
 from reconciler.scheduler import Clock, Worker, finish, listen, reason_of
-from reconciler.sends_http import API_LOCK_SECONDS, add_api, api_store
+from reconciler.sends_http import API_LOCK_SECONDS, add_api
 from reconciler.sends_routes import API_CONNECTIONS
 from reconciler.settings import Settings
 from reconciler.watch import WATCH_SECONDS, watch
@@ -116,7 +115,7 @@ class Daemon:
         self._who = f"{socket.gethostname()}:{os.getpid()}"
         self._heart = Heart(settings.database.data_dir, self._who)
         self._clock = Clock()
-        self._api = api_store(settings.api)
+        self._api = Store(retention=settings.api.idempotency_retention)  # its pool comes once the database was reached
         self._workers: list[Worker] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: asyncio.Task[None] | None = None
@@ -131,7 +130,7 @@ class Daemon:
         app = web.Application()
         self.health.add_routes(app)
         if self._reconciles and self._settings.outbox.queue_url:
-            _require_aws("outbox.queue_url")
+            composition.require_aws("outbox.queue_url")
         if self._receives:
             feeds = composition.feeds(self._settings)
             intake = Intake(self._inbox, fetch, lambda: datetime.now(UTC), self._counters, self._keep())
@@ -143,7 +142,7 @@ class Daemon:
         return app
 
     def _queue(self, feed: Feed, intake: Intake) -> QueueReader:
-        _require_aws(f"feeds.{feed.name}.queue_url")
+        composition.require_aws(f"feeds.{feed.name}.queue_url")
         return QueueReader(feed, PROVIDERS[feed.provider], intake, self._settings.feeds[feed.name].queue_consumers)
 
     def _keep(self) -> Keep | None:
@@ -151,7 +150,7 @@ class Daemon:
         self._archive = composition.archive(self._settings)
         if self._archive is None:
             return None
-        _require_aws("archive.url")
+        composition.require_aws("archive.url")
         try:
             self._archive.open()
         except OSError as error:
@@ -219,7 +218,7 @@ class Daemon:
         pool = await composition.open_pool(
             dsn, size=size, min_size=min_size, application=application, lock_seconds=lock_seconds
         )
-        stack.push_async_callback(_close_pool, pool)
+        stack.push_async_callback(composition.close_pool, pool)
         return pool
 
     def _begin(self, pool: BoundedPool, database: composition.Database) -> None:
@@ -369,23 +368,11 @@ MAKE_PARTITIONS: Final = "SELECT provider_event_make_partitions()"
 ASK: Final = "SELECT 1"
 
 
-def _require_aws(setting: str) -> None:
-    if find_spec("aiobotocore") is None:
-        raise UserError(f"{setting} needs an extra: pip install 'esp-reconciler[aws]'")
-
-
 async def _close_archive(archive: Archive) -> None:
     try:
         await archive.close()
     except OSError as error:
         _log.warning("archive_not_written", reason=error.strerror)
-
-
-async def _close_pool(pool: BoundedPool) -> None:
-    try:
-        await asyncio.wait_for(pool.close(), ACQUIRE_SECONDS)
-    except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
-        pool.terminate()
 
 
 def _may_pass(cause: BaseException | None, *, embedded: bool) -> bool:

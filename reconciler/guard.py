@@ -125,7 +125,7 @@ async def claim(executor: Executor, key: str, feed: str, *, provider: str | None
     return claimed
 
 
-CONFIRM: Final = "SELECT outcome, reason FROM send_confirm($1, $2, $3, $4::text::jsonb)"
+CONFIRM: Final = "SELECT outcome FROM send_confirm($1, $2, $3, $4::text::jsonb)"
 
 
 async def confirm(executor: Executor, claimed: Claim, message_id: str | None, response: Any = None) -> Confirmed:
@@ -141,7 +141,7 @@ async def confirm(executor: Executor, claimed: Claim, message_id: str | None, re
     return outcome
 
 
-FAIL: Final = "SELECT outcome, reason FROM send_fail($1, $2, $3, $4)"
+FAIL: Final = "SELECT outcome FROM send_fail($1, $2, $3, $4)"
 
 
 async def fail(executor: Executor, claimed: Claim, reason: str, *, not_sent: bool | None) -> Failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from reconciler.claims import (
     Claim,
@@ -26,15 +26,10 @@ from reconciler.claims import (
     to_fail,
 )
 from reconciler.classify import Result, answers, failure
+from reconciler.guard_many import CLAIM, CONFIRM, FAIL
 from reconciler.guard_sync import Executor, rows, until_told
 
 Submit = Callable[[Sequence[Claim]], object]
-
-CLAIM: Final = """
-SELECT w.key, c.* FROM (
-    SELECT key, options FROM unnest(%s::text[], %s::jsonb[]) AS w(key, options) ORDER BY wire_key(key)
-) AS w CROSS JOIN LATERAL send_claim(w.key, %s, w.options) AS c
-"""
 
 
 def claim_many(
@@ -44,7 +39,7 @@ def claim_many(
     for key, options in sends.items():
         check_call(key, provider, options)
     asked_at = boot_time()
-    found = rows(executor, CLAIM, [*sends], [claim_options(options) for options in sends.values()], feed)
+    found = rows(executor, CLAIM, feed, [*sends], [claim_options(options) for options in sends.values()])
     by_key = {row["key"]: as_claim(row["key"], row, asked_at, provider) for row in found}
     claims = [by_key[key] for key in sends]
     problems = [known_id_problem(claimed, sends[claimed.send_key]) for claimed in claims]
@@ -102,23 +97,8 @@ def _report(executor: Executor, claims: Sequence[Claim], results: Sequence[Resul
     }
 
 
-CONFIRM: Final = """
-SELECT w.key, c.outcome FROM (
-    SELECT * FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS w(key, fence, message_id) ORDER BY wire_key(key)
-) AS w CROSS JOIN LATERAL send_confirm(w.key, w.fence, w.message_id, '{}') AS c
-"""
-
-
 def _confirm(executor: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:
     return {row["key"]: row["outcome"] for row in rows(executor, CONFIRM, *columns)}
-
-
-FAIL: Final = """
-SELECT w.key, c.outcome FROM (
-    SELECT * FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::boolean[]) AS w(key, fence, reason, not_sent)
-    ORDER BY wire_key(key)
-) AS w CROSS JOIN LATERAL send_fail(w.key, w.fence, w.reason, w.not_sent) AS c
-"""
 
 
 def _fail(executor: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:

@@ -5,13 +5,13 @@
 
     def submit(claim):
         form = claim.stamp.into({"from": ..., "to": ..., "text": ...})
-        return session.post(URL, data=form, timeout=claim.seconds_left())
+        return session.post(URL, data=form, timeout=claim.seconds_left() / 2)
 
     sent = guard_sync.send_once(pool, key, "mailgun-main", submit, provider="mailgun", submit_within=30)
 
-A thread can't be stopped from outside: give the client `claim.seconds_left()` as its time-out (`requests` counts it
-anew for connecting and for each read: halve it), and the database's connections a `tcp_user_timeout`. Behind PgBouncer
-in transaction mode they need `prepare_threshold=None`.
+A thread can't be stopped from outside: give the client `claim.seconds_left()` as its time-out, half of it to
+`requests`, which counts it anew for connecting and for each read; and the database's connections a `tcp_user_timeout`.
+Behind PgBouncer in transaction mode they need `prepare_threshold=None`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from psycopg import Connection
+from psycopg import Connection, RawCursor
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
@@ -59,6 +59,7 @@ from reconciler.claims import (
     storable,
 )
 from reconciler.classify import Result, answer, failure
+from reconciler.guard import CLAIM, CLAIM_RELEASED, CONFIRM, ENQUEUE, FAIL
 
 __all__ = [
     "Claim",
@@ -94,8 +95,6 @@ class Pool(Protocol):
 Executor = Connection[Any] | Pool
 """A psycopg 3 connection or pool, in autocommit mode."""
 
-CLAIM: Final = "CALL send_claim_commit(%s::text, %s::text, %s::jsonb)"
-
 
 def claim(executor: Executor, key: str, feed: str, *, provider: str | None = None, **options: Any) -> Claim:
     """Ask for the exclusive right to submit a send, and commit it. As `guard.claim`; psycopg's errors pass."""
@@ -108,28 +107,17 @@ def claim(executor: Executor, key: str, feed: str, *, provider: str | None = Non
     return claimed
 
 
-CONFIRM: Final = "SELECT outcome, reason FROM send_confirm(%s::text, %s::bigint, %s::text, %s::jsonb)"
-
-
 def confirm(executor: Executor, claimed: Claim, message_id: str | None, response: Any = None) -> Confirmed:
     """Say that the provider took the message. As `guard.confirm`."""
-    options = confirm_options(response)
-    outcome: Confirmed = _row(executor, CONFIRM, claimed.send_key, claimed.fence, as_message_id(message_id), options)[
-        "outcome"
-    ]
+    said = (as_message_id(message_id), confirm_options(response))
+    outcome: Confirmed = _row(executor, CONFIRM, claimed.send_key, claimed.fence, *said)["outcome"]
     return outcome
-
-
-FAIL: Final = "SELECT outcome, reason FROM send_fail(%s::text, %s::bigint, %s::text, %s::boolean)"
 
 
 def fail(executor: Executor, claimed: Claim, reason: str, *, not_sent: bool | None) -> Failed:
     """Say how a submission failed. As `guard.fail`."""
     outcome: Failed = _row(executor, FAIL, claimed.send_key, claimed.fence, storable(reason), not_sent)["outcome"]
     return outcome
-
-
-ENQUEUE: Final = "SELECT outcome FROM send_enqueue(%s::text, %s::text, %s::jsonb)"
 
 
 def enqueue(connection: Connection[Any], key: str, feed: str, **options: Any) -> str:
@@ -179,9 +167,6 @@ def submit_claimed(executor: Executor, claimed: Claim, submit: Callable[[Claim],
         if is_mistake(error):
             raise
     return send.sent
-
-
-CLAIM_RELEASED: Final = "SELECT * FROM send_claim_released(%s::text, %s::int, %s::jsonb)"
 
 
 def claim_released(
@@ -253,5 +238,5 @@ def _committed(connection: Connection[Any], query: str, *args: object) -> list[d
 
 
 def _run(connection: Connection[Any], query: str, *args: object) -> list[dict[str, Any]]:
-    with connection.cursor(row_factory=dict_row) as cursor:
+    with RawCursor(connection, row_factory=dict_row) as cursor:  # its placeholders are $1 ..., as in asyncpg
         return cursor.execute(query.encode(), args).fetchall()

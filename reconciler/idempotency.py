@@ -94,20 +94,20 @@ def idempotency(
     store: Store,
     *,
     caller: Callable[[web.Request], str],
-    required: bool | Callable[[web.Request], bool | None] = False,
+    required: bool = False,
+    applies: Callable[[web.Request], bool] = lambda _: True,
 ) -> Middleware:
     """Return the middleware. `caller` names whose key it is; put what authenticates him before it.
 
-    `required`: whether a POST or PATCH without the header is refused (400); asked of a request it may answer None: not
-    this middleware's business.
+    `required`: a POST or PATCH without the header is refused (400). `applies`: whether a request is this middleware's
+    business.
     """
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        wanted = required(request) if callable(required) else required
-        if request.method not in (hdrs.METH_POST, hdrs.METH_PATCH) or wanted is None:
+        if request.method not in (hdrs.METH_POST, hdrs.METH_PATCH) or not applies(request):
             return await handler(request)
-        key = key_of(request, required=wanted)
+        key = key_of(request, required=required)
         if key is None:
             return await handler(request)
         identity, content = identity_of(caller(request), request, key), await content_of(request)

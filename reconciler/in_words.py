@@ -23,9 +23,7 @@ WORDS: Final = {
     "waiting:submitting": "its sender may still submit it until {submit_by}; nothing is judged before",
     "waiting:backoff": "waits until {until}, then it is released to be sent again with the same key",
     "waiting:grace": "silence is not judged before {until}; an event until then decides",
-    "waiting:told_again": (
-        'waits for the application to claim it again (nobody tells it yet: see README, "Send again")'
-    ),
+    "waiting:told_again": 'waits for the application to claim it again (see README, "Send again")',
     "waiting": "waits for the application to claim it",
     "held": "nothing decides it yet; it is looked at again and again, less often as it ages",
 }

@@ -50,11 +50,6 @@ class Route(NamedTuple):
     handler: Handler
 
 
-def api_store(settings: ApiSettings) -> Store:
-    """Return the records of Idempotency-Keys; give it the API's pool once the database was reached."""
-    return Store(retention=settings.idempotency_retention)
-
-
 def add_api(app: web.Application, settings: ApiSettings, feeds: Mapping[str, Provider], store: Store) -> None:
     """Serve `/v1/sends` and its description. `store.pool` is the database, None until it was reached."""
     routes = Routes(store, feeds)
@@ -82,7 +77,7 @@ def add_api(app: web.Application, settings: ApiSettings, feeds: Mapping[str, Pro
     once = idempotency(
         store,
         caller=lambda request: request[CALLER].name,
-        required=lambda request: None if request.match_info.handler == routes.claim else False,
+        applies=lambda request: request.match_info.handler != routes.claim,
     )
     api = web.Application(middlewares=[_errors(table), _authenticated(tokens, table), _read, once, _database])
     for route in table:

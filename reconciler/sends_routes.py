@@ -19,7 +19,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from reconciler import guard
-from reconciler.claims import claim_options
+from reconciler.claims import claim_options, confirm_options, storable
 from reconciler.idempotency import REPLAYED, content_of, identity_of, key_of, require_same
 from reconciler.idempotency_store import ACQUIRE_SECONDS, Run, Store, unavailable
 from reconciler.problem import Problem, retry_after
@@ -185,7 +185,8 @@ class Routes:
         """Store that the provider took the message. It is kept in every case, even where no row has the key."""
         asked, key = await read_body(request, Confirm), _key(request)
         async with self._connection() as connection:
-            outcome = await guard.confirm(connection, _claim_of(key, asked.fence), asked.message_id, asked.response)
+            said = (asked.fence, storable(asked.message_id), confirm_options(asked.response))
+            outcome = await connection.fetchval(guard.CONFIRM, key, *said)
         if outcome == "unknown_key":
             raise _refusal(404, outcome, "no send has this key; what you said is kept as testimony")
         return _done(request, outcome, state="sent")
@@ -193,9 +194,8 @@ class Routes:
     async def fail(self, request: web.Request) -> web.Response:
         """Store how a submission failed."""
         asked, key = await read_body(request, Fail), _key(request)
-        claim = _claim_of(key, asked.fence)
         async with self._connection() as connection:
-            outcome = await guard.fail(connection, claim, asked.reason, not_sent=asked.not_sent)
+            outcome = await connection.fetchval(guard.FAIL, key, asked.fence, asked.reason, asked.not_sent)
         if outcome == "not_yours":
             raise _refusal(409, outcome, "the claim of this fence is over, or never was")
         return _done(request, outcome, state=FAIL_STATES[outcome])
@@ -236,11 +236,6 @@ ENQUEUE: Final = "SELECT outcome, wire_key FROM send_enqueue($1, $2, $3::jsonb)"
 
 def _key(request: web.Request) -> str:
     return checked_key(request.match_info["key"])
-
-
-def _claim_of(key: str, fence: int) -> guard.Claim:
-    """Return the claim that a fence names, as far as confirming it needs that."""
-    return guard.Claim(key, "claimed", "", None, fence, None, None, 0.0)
 
 
 def _claim_answer(request: web.Request, asked: Claim, row: Any, now: Any, provider: Provider) -> web.Response:

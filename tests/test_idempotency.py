@@ -57,14 +57,13 @@ async def queued(_: web.Request) -> web.Response:
 
 
 @asynccontextmanager
-async def serving(store: Store, required: Any = True) -> AsyncIterator[Shop]:
+async def serving(store: Store, **options: Any) -> AsyncIterator[Shop]:
     async def handler(request: web.Request) -> web.StreamResponse:
         served.runs += 1
         return await served.handle(request)
 
-    app = web.Application(
-        middlewares=[idempotency(store, caller=lambda request: request.headers["X-Who"], required=required)]
-    )
+    once = idempotency(store, caller=lambda request: request.headers["X-Who"], **{"required": True, **options})
+    app = web.Application(middlewares=[once])
     app.router.add_route("*", "/receipts", handler)
     app.router.add_route("*", "/letters", handler)
     async with TestClient(TestServer(app)) as client:
@@ -379,7 +378,7 @@ async def test_a_missing_key_is_refused_only_where_one_is_required(shop: Shop, d
     async with serving(Store(db), required=False) as other:
         assert [(await other(key=None))[0] for _ in range(2)] == [202, 202]
         assert other.runs == 2
-    async with serving(Store(db), required=lambda request: True if request.path == "/receipts" else None) as third:
+    async with serving(Store(db), required=True, applies=lambda request: request.path == "/receipts") as third:
         assert (await third(key=None))[0] == 400
         assert [(await third(path="/letters", key="l"))[0] for _ in range(2)] == [202, 202]
         assert third.runs == 2

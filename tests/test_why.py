@@ -189,7 +189,7 @@ async def test_a_released_send_waits_for_the_application_and_its_next_look_does_
     assert first is not None
     assert first == second
     assert first.at == (await row(db, "order:1"))["next_check_at"]
-    assert first.text == ('waits for the application to claim it again (nobody tells it yet: see README, "Send again")')
+    assert first.text == ('waits for the application to claim it again (see README, "Send again")')
 
 
 async def test_a_refused_delivery_is_told_of_as_the_feeds_and_not_as_the_sends(db: asyncpg.Pool) -> None:
