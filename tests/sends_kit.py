@@ -13,7 +13,8 @@ import asyncpg
 from aiohttp import TCPConnector, web
 from aiohttp.test_utils import TestClient, TestServer
 
-from reconciler.sends_http import add_api, api_store
+from reconciler.idempotency import Store
+from reconciler.sends_http import add_api
 from reconciler.settings_tables import ApiSettings, TokenSettings
 from reconciler.tokens import Scope, hash_of
 from webhooks.registry import PROVIDERS
@@ -79,8 +80,7 @@ def path(key: str, *verbs: str) -> str:
 @asynccontextmanager
 async def api(pool: asyncpg.Pool | None, settings: ApiSettings = SETTINGS) -> AsyncIterator[Sender]:
     """Serve the API on a free port."""
-    app, store = web.Application(), api_store(settings)
-    store.pool = pool
+    app, store = web.Application(), Store(pool, retention=settings.idempotency_retention)
     add_api(app, settings, FEEDS, store)
     async with TestClient(TestServer(app), connector=TCPConnector(limit=0)) as client:
         yield Sender(client)
