@@ -37,7 +37,8 @@ BEGIN
         RETURN QUERY SELECT 'key_reused', r.wire_key, NULL::int, NULL::bigint, NULL::double precision,
             CASE WHEN r.send_key = key THEN 'the content differs' ELSE 'another send key has this wire key' END, NULL::timestamptz;
     ELSIF r.state = 'claimed' AND r.nonce = options ->> 'nonce' AND r.submit_by > t AND r.feed = send_standing.feed
-          AND r.cause IS NULL THEN  -- whoever has said how the attempt went can't have lost the claim's answer
+          AND r.cause IS NULL  -- whoever has said how the attempt went can't have lost the claim's answer
+          AND send_heard(r.wire_key, r.feed, r.recipient_key, r.provider_message_id, r.known_message_id) IS NULL THEN
         RETURN QUERY SELECT 'claimed', r.wire_key, r.attempt, r.fence,
             extract(epoch FROM r.submit_by - t)::double precision, NULL, NULL::timestamptz;
     ELSIF r.state <> 'pending' THEN

@@ -16,9 +16,6 @@ CREATE INDEX release_outbox_ended ON release_outbox ((coalesce(delivered_at, can
 ALTER TABLE installation ADD COLUMN tell text[] NOT NULL DEFAULT '{}'
     CHECK (tell <@ ARRAY['released', 'sent', 'failed', 'held']);
 
--- Rows that may be given out again, the oldest release of a feed first.
-CREATE INDEX send_log_released ON send_log (feed, released_at, wire_key) WHERE released_at IS NOT NULL;
-
 -- What a row stands for now, of the things that can be told. A released row that is held is not given out.
 CREATE FUNCTION send_stands_for(r send_log) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN r.state IN ('sent', 'failed') THEN r.state WHEN r.held_reason IS NOT NULL THEN 'held'
@@ -93,7 +90,7 @@ DECLARE
     id text := nullif(btrim(message_id, '<> '), '');  -- events name it without the brackets of some answers
 BEGIN
     PERFORM send_check_call(key, coalesce(options ->> 'feed', 'unknown'), options, ARRAY['feed', 'response']);
-    IF fence IS NULL THEN
+    IF fence IS NULL OR fence NOT BETWEEN 1 AND 4611686018427387903 THEN  -- fences jump past all that are kept here
         RAISE EXCEPTION 'send_confirm needs the fence that send_claim gave' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF octet_length(id) > 255 THEN  -- an index entry has a limit, and an answer must never be lost

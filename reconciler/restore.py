@@ -243,7 +243,8 @@ UPDATE feed_state s SET fence_seen = greatest(s.fence_seen,
     (SELECT max(fence) FROM send_log),
     (SELECT max(fence) FROM verdict),
     (SELECT max(fence) FROM provider_event
-     WHERE received_at > least(s.suspect_at, s.heartbeat_at) - interval '1 day' AND source = 'sender'))
+     WHERE received_at > least(s.suspect_at, s.heartbeat_at) - interval '1 day' AND source = 'sender'
+       AND fence < 4611686018427387904))  -- no sequence reaches half of all numbers: a sender made it up
 WHERE s.feed = $1 AND s.suspect_at IS NOT NULL
 """
 LIFT_FENCE: Final = "SELECT send_fence_lift($1)"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from kit import event
 
 from reconciler import claims, guard
 from webhooks.provider import Stamp
@@ -90,7 +91,7 @@ def test_an_unknown_provider_is_named_together_with_the_known_ones() -> None:
 SENDER = """
 import asyncio, sys
 import asyncpg
-from reconciler import claims, guard
+from reconciler import guard
 
 async def main(dsn):
     connection = await asyncpg.connect(dsn)
@@ -138,3 +139,18 @@ def test_a_stamp_joins_lists_merges_objects_and_leaves_the_body_alone() -> None:
     }
     assert body == before
     assert stamp.into({}) == stamp.body
+
+
+async def test_a_repeated_call_gets_no_claim_once_anything_was_heard_of_the_send(db: asyncpg.Pool) -> None:
+    first = await guard.claim(db, "order:1", "mg", nonce="8c2e5b1d")
+    assert (await guard.claim(db, "order:1", "mg", nonce="8c2e5b1d")).fence == first.fence
+    await event(db, "order:1", "accepted")
+    repeated = await guard.claim(db, "order:1", "mg", nonce="8c2e5b1d")
+    assert (repeated.outcome, repeated.fence) == ("in_flight", None)
+
+
+@pytest.mark.parametrize("fence", [None, 0, -1, 2**62, 2**63 - 1])
+async def test_a_fence_that_no_claim_ever_gave_is_refused(db: asyncpg.Pool, fence: int | None) -> None:
+    claimed = guard.Claim("order:1", "claimed", "order:1", 1, fence, None, None, 0.0)
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="needs the fence that send_claim gave"):
+        await guard.confirm(db, claimed, "m-1")

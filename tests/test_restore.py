@@ -537,3 +537,16 @@ async def test_a_database_that_is_still_being_restored_is_said_to_be_so(tmp_path
     await db.execute("DELETE FROM feed_state")
     with pytest.raises(restore.UserError, match="is a restore of the database still running"):
         await Heart(tmp_path, "me").check(db)
+
+
+async def test_a_fence_that_a_sender_made_up_does_not_keep_anybody_from_resuming(
+    tmp_path: Path, db: asyncpg.Pool
+) -> None:
+    heart = Heart(tmp_path, "me")
+    await beats(heart, db, 1)
+    await confirm(db, "mail:1", 12)
+    await db.execute("UPDATE provider_event SET fence = 9223372036854775807")  # as an earlier release kept it
+    await go_back(db, 0)
+    assert not await heart.check(db)
+    assert await resume(db)
+    assert (await claim(db, "mail:2"))["fence"] < 2 * GAP
