@@ -139,8 +139,9 @@ BEGIN
 END $$;
 
 -- Claims up to `batch` released sends of a feed, the oldest first, each through send_claim with all its guards; what that
--- refuses is passed over. Many workers may ask at once and don't wait for each other. Call it outside a transaction: a
--- claim must be committed before the provider is called. Options: submit_within, claimed_by.
+-- refuses is passed over. Many workers may ask at once and don't wait for each other. Nothing can refuse it inside a
+-- transaction, whose rollback would forget claims that were submitted: see send_claim_released_commit. Options:
+-- submit_within, claimed_by.
 CREATE FUNCTION send_claim_released(feed text, batch int, options jsonb)
 RETURNS TABLE (outcome text, send_key text, wire_key text, attempt int, fence bigint, seconds_left double precision,
     reason text, retry_at timestamptz, message_class text, recipient text, fingerprint text, payload jsonb)
@@ -178,3 +179,14 @@ BEGIN
         EXIT WHEN claimed = batch;  -- here: the next row would be locked by being looked at
     END LOOP;
 END $$;
+
+-- The same, committed before it answers: PostgreSQL refuses it inside a caller's transaction. The claims are an array of
+-- objects, which have the columns of send_claim_released.
+DO $do$ BEGIN EXECUTE format($create$
+CREATE PROCEDURE send_claim_released_commit(feed text, batch int, options jsonb, INOUT claims jsonb DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+BEGIN
+    SELECT coalesce(jsonb_agg(to_jsonb(c)), '[]') INTO claims FROM %I.send_claim_released(feed, batch, options) AS c;
+    COMMIT;
+END $$
+$create$, current_schema()); END $do$;

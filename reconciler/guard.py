@@ -50,6 +50,7 @@ from reconciler.claims import (
     is_mistake,
     known_id_problem,
     known_message_id,
+    no_function,
     refuse_nonce,
     refused,
     stamp,
@@ -117,7 +118,12 @@ async def claim(executor: Executor, key: str, feed: str, *, provider: str | None
     refuse_transaction(executor)
     check_call(key, provider, options)
     asked_at = boot_time()
-    row = await executor.fetchrow(CLAIM, key, feed, claim_options(options))
+    try:
+        row = await executor.fetchrow(CLAIM, key, feed, claim_options(options))
+    except Exception as error:
+        if missing := no_function(error):
+            raise missing from error
+        raise
     claimed = as_claim(key, row, asked_at, provider)
     if problem := known_id_problem(claimed, options):
         await fail(executor, claimed, "wrong known_message_id", not_sent=True)
@@ -223,11 +229,11 @@ async def submit_claimed(executor: Executor, claimed: Claim, submit: Callable[[C
     return send.sent
 
 
-CLAIM_RELEASED: Final = "SELECT * FROM send_claim_released($1, $2, $3::text::jsonb)"
+CLAIM_RELEASED: Final = "CALL send_claim_released_commit($1, $2, $3::text::jsonb)"
 
 
 async def claim_released(
-    executor: BatchExecutor, feed: str, most: int, *, provider: str | None = None, **options: Any
+    executor: Executor, feed: str, most: int, *, provider: str | None = None, **options: Any
 ) -> list[Released]:
     """Claim up to so many released sends of a feed, the oldest release first; none where nothing may be sent now.
 
@@ -236,8 +242,8 @@ async def claim_released(
     """
     refuse_transaction(executor)
     asked_at = boot_time()
-    rows = await executor.fetch(CLAIM_RELEASED, feed, most, claim_options(options))
-    return [as_released(row, asked_at, provider) for row in rows]
+    row = await executor.fetchrow(CLAIM_RELEASED, feed, most, claim_options(options))
+    return as_released(row["claims"], asked_at, provider)
 
 
 async def _submitted(submit: Callable[[Claim], Awaitable[object]], claimed: Claim) -> Result:

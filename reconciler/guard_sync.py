@@ -53,6 +53,7 @@ from reconciler.claims import (
     is_mistake,
     known_id_problem,
     known_message_id,
+    no_function,
     refuse_nonce,
     refused,
     stamp,
@@ -100,7 +101,13 @@ def claim(executor: Executor, key: str, feed: str, *, provider: str | None = Non
     """Ask for the exclusive right to submit a send, and commit it. As `guard.claim`; psycopg's errors pass."""
     check_call(key, provider, options)
     asked_at = boot_time()
-    claimed = as_claim(key, _row(executor, CLAIM, key, feed, claim_options(options)), asked_at, provider)
+    try:
+        row = _row(executor, CLAIM, key, feed, claim_options(options))
+    except Exception as error:
+        if missing := no_function(error):
+            raise missing from error
+        raise
+    claimed = as_claim(key, row, asked_at, provider)
     if problem := known_id_problem(claimed, options):
         fail(executor, claimed, "wrong known_message_id", not_sent=True)
         raise GuardError(problem)
@@ -174,8 +181,8 @@ def claim_released(
 ) -> list[Released]:
     """Claim up to so many released sends of a feed, the oldest release first. As `guard.claim_released`."""
     asked_at = boot_time()
-    found = rows(executor, CLAIM_RELEASED, feed, most, claim_options(options))
-    return [as_released(row, asked_at, provider) for row in found]
+    row = _row(executor, CLAIM_RELEASED, feed, most, claim_options(options))
+    return as_released(row["claims"], asked_at, provider)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import aiohttp
@@ -28,7 +29,7 @@ from loopback_esp import esp
 from serving import serving as running
 from serving import write_config
 
-from reconciler import feeds
+from reconciler import feeds, guard
 from reconciler.migrate import migrate, pending
 from reconciler.settings import Settings, load_settings
 from reconciler.status import read_status
@@ -91,7 +92,7 @@ def snippets(language: str, *words: str) -> list[str]:
 async def test_the_sender_in_python_tells_each_answer_as_what_it_proves(
     db: asyncpg.Pool, mode: str, outcome: str, state: str, again: str
 ) -> None:
-    (sender,) = snippets("python")
+    (sender,) = snippets("python", "send_once")
     names: dict[str, Any] = {}
     exec(sender, names)  # noqa: S102 - it is what readers copy
     order = {"id": 1234, "email": "a@example.com", "text": "Thank you."}
@@ -141,43 +142,35 @@ async def curl(script: str, environment: dict[str, str]) -> str:
     return out.decode()
 
 
-async def as_psql(connection: asyncpg.Connection, script: str) -> list[asyncpg.Record]:
-    r"""Run a script as the psql program does, `\gset`, `\set` and variables included; return each statement's row."""
-    variables: dict[str, str] = {}
-    rows = []
-    waiting = ""
-
-    def filled(found: re.Match[str]) -> str:
-        return f"'{variables[found[1]]}'" if found[1] else variables[found[2]] if found[2] else found[0]
-
-    for line in script.splitlines():
-        if setting := re.fullmatch(r"\\set (\w+) '(.*)'", line):
-            variables[setting[1]] = setting[2]
-            continue
-        waiting = f"{waiting}\n{line.partition('--')[0]}".strip()
-        if waiting.endswith((";", r"\gset")):
-            statement = re.sub(r":'(\w+)'|'[^']*'|:(\w+)", filled, waiting.removesuffix(r"\gset"))
-            rows.append(await connection.fetchrow(statement))
-            if waiting.endswith(r"\gset"):
-                variables |= {column: str(cell) for column, cell in rows[-1].items() if cell is not None}
-            waiting = ""
-    return rows
+async def test_the_sender_as_a_block_submits_once(db: asyncpg.Pool) -> None:
+    (block,) = snippets("python", "guard.sending")
+    told: list[str] = []
+    names: dict[str, Any] = {"guard": guard, "print": told.append}
+    exec("async def run(pool, session, url, key, form):\n" + indent(block, "    "), names)  # noqa: S102 - as above
+    async with esp() as provider, aiohttp.ClientSession() as session:
+        for _ in range(2):
+            await names["run"](db, session, provider.url, "order:1", {"to": "a@example.com"})
+        assert (told, sum(provider.taken.values())) == (["sent", "already_sent"], 1)
 
 
-async def test_the_sender_in_sql_claims_confirms_and_fails(dsn: str) -> None:
+async def test_the_sender_in_sql_claims_confirms_and_fails(db: asyncpg.Pool) -> None:
     (script,) = snippets("sql", "send_claim_commit")
-    connection = await asyncpg.connect(dsn)
-    try:
-        claimed, confirmed, failed = await as_psql(connection, script)
-        assert (claimed["outcome"], confirmed["outcome"], failed["outcome"]) == ("claimed", "sent", "sent")
-        row = await connection.fetchrow("SELECT provider_message_id, message_class, fingerprint FROM send_log")
-        assert tuple(row) == ("20260501.1234@example.com", "receipts", "5f2c8e")
-    finally:
-        await connection.close()
+    claim_it, confirm_it, fail_it = [line.partition(";")[0] for line in script.splitlines()]
+    options = re.search("options: '(.*)'", script)
+    assert options is not None
+    key = "order.receipt:1234:a@example.com"
+    claimed = await db.fetchrow(claim_it, key, "mailgun-main", options[1])
+    assert (claimed["outcome"], claimed["wire_key"]) == ("claimed", wire_key(key))
+    waiting = await db.fetchrow(fail_it, key, claimed["fence"], "time-out", None)
+    confirmed = await db.fetchrow(confirm_it, key, claimed["fence"], "<20260501.1234@example.com>")
+    assert (waiting["outcome"], confirmed["outcome"]) == ("waiting", "sent")
+    row = await db.fetchrow("SELECT provider_message_id, fingerprint, submit_by - claimed_at AS time FROM send_log")
+    assert tuple(row) == ("20260501.1234@example.com", "5f2c8e", timedelta(seconds=30))
 
 
 async def test_a_worker_gets_what_may_be_sent_again_and_nothing_else(db: asyncpg.Pool) -> None:
-    (query,) = snippets("sql", "send_claim_released")
+    (query,) = snippets("sql", "send_claim_released_commit")
+    statement = query.partition(";")[0]
     for key in ("free-1", "free-2", "running", "sent", "failed"):
         fence = (await claim(db, key, "mailgun-main"))["fence"]
         if key.startswith("free"):
@@ -185,8 +178,11 @@ async def test_a_worker_gets_what_may_be_sent_again_and_nothing_else(db: asyncpg
     await fail(db, "failed", (await row(db, "failed"))["fence"], "422", not_sent=False)
     await confirm(db, "sent", (await row(db, "sent"))["fence"])
     await db.fetch("SELECT * FROM send_enqueue('new', 'mailgun-main', '{}')")
-    assert [found["send_key"] for found in await db.fetch(query)] == ["free-1", "free-2"]
-    assert await db.fetch(query) == []
+    assert [found["send_key"] for found in json.loads(await db.fetchval(statement))] == ["free-1", "free-2"]
+    assert json.loads(await db.fetchval(statement)) == []
+    async with db.acquire() as connection, connection.transaction():
+        with pytest.raises(asyncpg.InvalidTransactionTerminationError):
+            await connection.fetchval(statement)
 
 
 async def test_another_role_can_do_everything_at_run_time_once_it_is_granted_what_the_readme_says(

@@ -385,6 +385,27 @@ async def test_a_claim_for_azure_without_its_message_id_is_refused(db: asyncpg.P
     assert await db.fetchval("SELECT known_message_id FROM send_log") == known
 
 
+async def test_a_database_without_the_schema_is_named_as_that(empty_dsn: str) -> None:
+    connection = await asyncpg.connect(empty_dsn)
+    with pytest.raises(guard.GuardError, match="run reconciler migrate"):
+        await guard.claim(connection, KEY, FEED)
+    await connection.close()
+
+    def in_thread() -> None:
+        with (
+            psycopg.connect(empty_dsn, autocommit=True) as connection,
+            pytest.raises(guard.GuardError, match="run reconciler migrate"),
+        ):
+            guard_sync.claim(connection, KEY, FEED)
+
+    await asyncio.to_thread(in_thread)
+
+
+def test_a_claim_that_was_not_granted_stamps_nothing() -> None:
+    with pytest.raises(guard.GuardError, match="ask `granted` before you submit"):
+        _ = guard.Claim(KEY, "already_sent", KEY, None, None, None, None, 0.0, "mailgun").stamp
+
+
 def test_what_a_claim_stamps_depends_on_a_provider_that_is_named() -> None:
     claim = guard.Claim(KEY, "claimed", KEY, 1, 1, None, None, 0.0)
     with pytest.raises(guard.GuardError, match="give provider="):
