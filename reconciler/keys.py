@@ -31,6 +31,7 @@ Part = str | int | UUID
 _HASH_DIGITS: Final = 48
 _PLAIN_KEY: Final = re.compile(r"[a-z0-9_-]{1,48}")
 _ADDRESS_IN_BRACKETS: Final = re.compile(r"<([^<>]+)>\Z")
+_SEVERAL: Final = re.compile(r"^[^\"].*@.*[,;].*@")
 _BLANK: Final = " \t\r\n"
 _MAX_LABEL: Final = 63
 _SEPARATORS: Final = str.maketrans({"%": "%25", ":": "%3A"})
@@ -156,7 +157,10 @@ def refuse_reserved(metadata: Mapping[str, Any]) -> None:
 
 
 def _readable(kind: str, entity: Part, recipient: str, version: Part | None, fold_local: bool) -> str:
-    parts = [_text("kind", kind), _part("entity", entity), normal_recipient(recipient, fold_local=fold_local)]
+    address = normal_recipient(recipient, fold_local=fold_local)
+    if _SEVERAL.search(address):
+        raise ValueError("recipient holds several addresses: a send is to one, make a key for each")
+    parts = [_text("kind", kind), _part("entity", entity), address]
     if version is not None:
         parts.append(f"v{_part('version', version)}")
     return ":".join(part.translate(_SEPARATORS) for part in parts)

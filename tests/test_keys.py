@@ -183,6 +183,7 @@ def test_a_part_of_the_wrong_type_is_refused_by_name(parts: tuple[Any, ...], sai
         (("k", "1\x00", ADA), "entity holds a control character"),
         (("k", "\ud800", ADA), "entity holds a control character, or half of a surrogate pair"),
         (("k", 1, "a\x85b@example.com"), "recipient holds a control character"),
+        (("k", 1, "a@example.com, b@example.com"), "recipient holds several addresses"),
     ],
 )
 def test_a_part_that_says_nothing_or_steers_something_is_refused(parts: tuple[Any, ...], said: str) -> None:

@@ -49,6 +49,7 @@ async def test_the_command_prints_a_token_and_the_lines_that_let_it_in(program: 
     assert (known.hash, known.scopes) == ((hash_of(token),), ("send", "operate"))
     made = await program.json("token")
     assert made["hash"] == hash_of(made["token"])
+    assert "letters, digits, _ and - only" in (await program("token", "--name", "we ird")).stderr
 
 
 def test_tokens_are_named_in_the_environment_too(tmp_path: Path) -> None:

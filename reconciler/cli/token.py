@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from reconciler.cli.root import Command, json_option
@@ -10,8 +12,14 @@ from reconciler.cli.text import say, say_json
 from reconciler.tokens import SCOPES, hash_of, new_token
 
 
+def _plain(_: click.Context, __: click.Parameter, name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise click.BadParameter("a name in the settings has letters, digits, _ and - only")
+    return name
+
+
 @click.command(cls=Command, epilog="Example: reconciler token --name shop --scope send")
-@click.option("--name", default="NAME", metavar="NAME", help="Who will call with it.")
+@click.option("--name", default="NAME", metavar="NAME", callback=_plain, help="Who will call with it.")
 @click.option("--scope", "scopes", type=click.Choice(SCOPES), multiple=True, default=("send",), show_default=True)
 @json_option
 def token(name: str, scopes: tuple[str, ...], as_json: bool) -> None:
