@@ -43,8 +43,8 @@ IN_TRANSACTION: Final = (
     "this connection is inside a transaction: a rollback would remove the guard after the message has left. "
     "Call it outside, or write the send with send_enqueue in your transaction and claim it after the commit"
 )
-UNANSWERED: Final = object()
-"""Stands for the answer that nobody has set."""
+_NO_SUCH: Final = frozenset({"42883", "42P01", "3F000"})
+"""SQLSTATEs: no such function, table, schema."""
 
 
 class GuardError(RuntimeError):
@@ -99,6 +99,8 @@ class Claim:
     @property
     def stamp(self) -> Stamp:
         """What to merge into the provider's API call so that the wire key comes back in its events."""
+        if not self.granted:
+            raise GuardError("the claim was not granted: ask `granted` before you submit")
         if self.provider is None:
             raise GuardError("what to stamp depends on the provider: give provider=... with the claim")
         return stamp(self.provider, self.wire_key)
@@ -150,8 +152,8 @@ class Sending:
 
     def __init__(self, claimed: Claim) -> None:
         self.claim = claimed
-        self.answer: object = UNANSWERED
-        """What the provider answered: a response, an SDK's result, a message id; None where it took it without one."""
+        self.answer: object = None
+        """What the provider answered: a response, an SDK's result, or a message id (empty where it named none)."""
         self.sent = refused(claimed)
 
     @property
@@ -183,11 +185,11 @@ def concluded(claim: Claim, result: Result, stored: Outcome | None, error: Excep
 def results_of(claims: Sequence[Claim], replies: Sequence[Result]) -> list[Result]:
     """Return what became of each message of a batch: an answer speaks of each in their order, or of all at once.
 
-    Where it speaks of another number of messages nobody can tell which: each is ambiguous.
+    Where it speaks of another number of messages, or of some, nobody can tell which: each is ambiguous.
     """
     if len(replies) == len(claims):
         return list(replies)
-    if len(replies) == 1:
+    if len(replies) == 1 and replies[0].for_all:
         return [*replies] * len(claims)
     return [Result("ambiguous", f"{len(replies)} answers for {len(claims)} messages")] * len(claims)
 
@@ -259,6 +261,13 @@ def claim_options(options: Mapping[str, Any]) -> str:
     return json.dumps(given, default=as_text)
 
 
+def no_function(error: Exception) -> GuardError | None:
+    """Return what to raise where the database doesn't know the guard's functions; None: it is another error."""
+    if getattr(error, "sqlstate", None) not in _NO_SUCH:
+        return None
+    return GuardError("the database has no send functions where this connection looks: run reconciler migrate on it")
+
+
 def as_claim(key: str, row: Mapping[str, Any], asked_at: float, provider: str | None) -> Claim:
     """Return the claim that the database's row is. The deadline counts from before the call, on the sender's clock."""
     left = row["seconds_left"]
@@ -275,16 +284,18 @@ def as_claim(key: str, row: Mapping[str, Any], asked_at: float, provider: str | 
     )
 
 
-def as_released(row: Mapping[str, Any], asked_at: float, provider: str | None) -> Released:
-    """Return the released send that the database's row is."""
-    payload = row["payload"]
-    return Released(
-        claim=as_claim(row["send_key"], row, asked_at, provider),
-        message_class=row["message_class"],
-        recipient=row["recipient"],
-        fingerprint=row["fingerprint"],
-        payload=json.loads(payload) if isinstance(payload, str) else payload,  # as the connection's codec gives it
-    )
+def as_released(claims: Any, asked_at: float, provider: str | None) -> list[Released]:
+    """Return the released sends that the database's JSON is, as text or as the connection's own codec gives it."""
+    return [
+        Released(
+            claim=as_claim(one["send_key"], one | {"retry_at": None}, asked_at, provider),
+            message_class=one["message_class"],
+            recipient=one["recipient"],
+            fingerprint=one["fingerprint"],
+            payload=one["payload"],
+        )
+        for one in (json.loads(claims) if isinstance(claims, str) else claims)
+    ]
 
 
 def confirm_options(response: Any) -> str:

@@ -22,6 +22,7 @@ from reconciler.answered import (
     answer,
     answers,
     as_one,
+    as_told,
     by_aws_code,
     by_smtp_code,
     doubted,
@@ -78,6 +79,18 @@ _LIBRARIES: Final = (
     _WRAPPING | _PLAIN | {"aiobotocore", "aiohappyeyeballs", "anyio", "asyncio", "httpcore", "socket", "ssl"}
 )
 
+_ANSWERS: Final = frozenset(
+    {"aiohttp.ClientResponseError", "httpx.HTTPStatusError", "requests.HTTPError", "urllib.HTTPError"}
+)
+"""Errors of clients that carry the provider's answer. Those of aiohttp's own server carry the application's."""
+
+_SDKS: Final = frozenset(
+    {"ElasticEmail", "anymail", "azure", "brevo", "brevo_python", "mailchimp_transactional", "mailersend"}
+    | {"mailjet_rest", "mailtrap", "postmarker", "python_http_client", "resend", "sib_api_v3_sdk", "sparkpost"}
+)
+"""Packages of providers, whose errors carry it too. The status of any other error (starlette's HTTPException) may be
+what the application is going to answer itself."""
+
 _SMTP_BEFORE_DATA: Final = frozenset({"connect", "ehlo", "helo", "starttls", "login", "mail", "rcpt"})
 _BEFORE: Final = {
     "http.client": frozenset({"connect"}),
@@ -97,16 +110,17 @@ def failure(error: BaseException, provider: str | None = None) -> Result:
 
     With `provider` an answer that the error carries is read in the provider's own words.
     """
-    found = _judge(error, provider)
-    return doubted(found) if found.meaning != "ambiguous" and _tried_before(error) else found
+    found, source = _judge(error, provider)
+    return doubted(found) if found.meaning != "ambiguous" and _tried_before(error, source, provider) else found
 
 
-def _judge(error: BaseException, provider: str | None) -> Result:
+def _judge(error: BaseException, provider: str | None) -> tuple[Result, BaseException]:
+    """Return what an error came to, and which of those that it was raised from says so."""
     for link in _wrapped(error):
         found = _by_class(link) or _by_answer(link, provider)
         if found is not None:
-            return found
-    return Result("ambiguous", type(error).__name__)
+            return found, link
+    return Result("ambiguous", type(error).__name__), error
 
 
 def _wrapped(error: BaseException) -> Iterator[BaseException]:
@@ -137,8 +151,7 @@ def _package(error: BaseException) -> str | None:
 
 
 def _by_class(error: BaseException) -> Result | None:
-    name = type(error).__name__
-    names = [f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(error).__mro__]
+    name, names = type(error).__name__, _names(error)
     if not _NOT_SENT.isdisjoint(names) or _is_before_the_message(error):
         return Result("not_sent", name)
     match names[0]:
@@ -149,6 +162,11 @@ def _by_class(error: BaseException) -> Result | None:
         case "anymail.AnymailRecipientsRefused":
             return Result("rejected", name)
     return _by_smtp_answer(error)
+
+
+def _names(error: BaseException) -> list[str]:
+    """Return the names of an error's class and those that it is made of, each with its package."""
+    return [f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(error).__mro__]
 
 
 def _is_before_the_message(error: BaseException) -> bool:
@@ -192,8 +210,7 @@ def _by_answer(error: BaseException, provider: str | None) -> Result | None:
         return None
     if provider is None and is_success(parts.status):  # why did it raise, then?
         return Result("ambiguous", f"{type(error).__name__} after HTTP {parts.status}")
-    found = as_one(read(parts, provider))
-    return doubted(found) if hidden_retries.before_answer(response) else found
+    return as_one(as_told(read(parts, provider), error if response is None else response))
 
 
 def _by_aws_answer(response: dict[str, dict[str, object]]) -> Result:
@@ -205,32 +222,37 @@ def _by_aws_answer(response: dict[str, dict[str, object]]) -> Result:
 
 def _answer_of(error: BaseException, response: object) -> Http | None:
     """Return the answer that an error carries: of requests, httpx, aiohttp, urllib, SDKs (SendGrid, Resend ...)."""
-    if type(error).__module__ == "builtins":
+    if _ANSWERS.isdisjoint(_names(error)) and not _is_of_an_sdk(error):
         return None
     parts = http_parts(response) or http_parts(error)
     if parts is not None:
         return parts
-    status = str(getattr(error, "code", None)) if type(error).__module__.startswith(("urllib.", "resend.")) else ""
+    status = str(getattr(error, "code", None)) if "resend.ResendError" in _names(error) else ""
     if not status.isdecimal():
         return None
     said = {"statusCode": status, "name": getattr(error, "error_type", None)}  # Resend's own body, as its SDK read it
     return Http(int(status), {}, json.dumps(said, default=str).encode())
 
 
-def _tried_before(error: BaseException) -> bool:
-    """Say whether another try of the same submission is seen behind an error, of which it says nothing.
+def _is_of_an_sdk(error: BaseException) -> bool:
+    return any(cls.__module__.partition(".")[0] in _SDKS for cls in type(error).__mro__)
 
-    Hidden ones of the client itself; and such as the application was just handling when it tried again.
+
+def _tried_before(error: BaseException, source: BaseException, provider: str | None) -> bool:
+    """Say whether another try of the same submission is seen behind an error, of which `source` says nothing.
+
+    Hidden ones of the client itself; and such as the application was handling when it tried again, or raised another
+    error, with `from` or without.
     """
     return any(
-        any(one is None or _judge(one, None).meaning != "not_sent" for one in hidden_retries.before(link))
-        or (implicit and _is_of_an_application(link) and _may_have_arrived(link))
-        for link, implicit in _linked(error)
+        any(one is None or _may_have_left(one, None) for one in hidden_retries.before(link))
+        or (handled and link is not source and _is_of_an_application(link) and _may_have_arrived(link, provider))
+        for link, handled in _linked(error)
     )
 
 
 def _linked(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
-    """Yield all that hangs on an error, each with whether it was only being handled when the next was raised."""
+    """Yield all that hangs on an error, each with whether others than a client were handling it."""
     pending, seen = [(error, False)], set()
     while pending:
         link, implicit = pending.pop()
@@ -240,7 +262,7 @@ def _linked(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
         yield link, implicit
         inner = _inner(link)
         if inner is not None:
-            pending.append((inner, False))
+            pending.append((inner, _package(link) is None))
         if link.__context__ is not None and link.__context__ is not inner:
             pending.append((link.__context__, True))
 
@@ -251,6 +273,11 @@ def _is_of_an_application(error: BaseException) -> bool:
     return caught.partition(".")[0] not in _LIBRARIES
 
 
-def _may_have_arrived(error: BaseException) -> bool:
-    is_network = isinstance(error, _LOST) or _package(error) is not None
-    return is_network and _judge(error, None).meaning != "not_sent"
+def _may_have_arrived(error: BaseException, provider: str | None) -> bool:
+    is_network = isinstance(error, _LOST) or _package(error) is not None or _is_of_an_sdk(error)
+    return is_network and _may_have_left(error, provider)
+
+
+def _may_have_left(error: BaseException, provider: str | None) -> bool:
+    found, _ = _judge(error, provider)
+    return found.meaning not in {"not_sent", "rejected"}

@@ -27,7 +27,6 @@ from reconciler.claims import (
     LONGEST_PAUSE,
     NOT_SENT_BY,
     STORE_SECONDS,
-    UNANSWERED,
     Claim,
     Claimed,
     Confirmed,
@@ -189,7 +188,7 @@ async def sending(
     send = Sending(await claim(executor, key, feed, provider=provider, **options))
     if not send.granted:
         yield send
-        if send.answer is not UNANSWERED:
+        if send.answer is not None:
             raise GuardError("an answer was set for a send that was not granted: ask `granted` before you submit")
         return
     async with _recorded(executor, send):

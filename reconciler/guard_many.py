@@ -91,29 +91,35 @@ async def send_many(
         refuse_nonce(options)
     claims = await claim_many(executor, sends, feed, provider=provider)
     sent = {claimed.send_key: refused(claimed) for claimed in claims}
-    if granted := [claimed for claimed in claims if claimed.granted]:
-        sent |= await _submitted(executor, submit, granted)
+    granted = [claimed for claimed in claims if claimed.granted]
+    sent |= {one.claim.send_key: one for one in await submit_claimed_many(executor, granted, submit)}
     return [sent[key] for key in sends]
 
 
-async def _submitted(executor: BatchExecutor, submit: Submit, claims: Sequence[Claim]) -> dict[str, Sent]:
+async def submit_claimed_many(executor: BatchExecutor, claims: Sequence[Claim], submit: Submit) -> list[Sent]:
+    """Submit sends that were granted to this caller, in one call; return what each came to, in their order.
+
+    The second half of `send_many`; also for what `campaign.batches` and `guard.claim_released` give.
+    """
+    if not claims:
+        return []
     error = None
     try:
         results = await _answered(submit, claims)
     except asyncio.CancelledError as cancelled:
-        results = [failure(cancelled)] * len(claims)
+        results = results_of(claims, [failure(cancelled)])
         await until_told(partial(_report, executor, claims, results), CANCELLED_SECONDS)
         raise
     except Exception as raised:  # noqa: BLE001 - classified, and the caller's to raise
         error = raised
-        results = [failure(raised, claims[0].provider)] * len(claims)
+        results = results_of(claims, [failure(raised, claims[0].provider)])
     outcomes = await until_told(partial(_report, executor, claims, results), STORE_SECONDS) or {}
     if error is not None and is_mistake(error):
         raise error
-    return {
-        claimed.send_key: concluded(claimed, result, outcomes.get(claimed.send_key), error)
+    return [
+        concluded(claimed, result, outcomes.get(claimed.send_key), error)
         for claimed, result in zip(claims, results, strict=True)
-    }
+    ]
 
 
 async def _answered(submit: Submit, claims: Sequence[Claim]) -> list[Result]:

@@ -74,7 +74,7 @@ def _submitted(executor: Executor, submit: Submit, claims: Sequence[Claim]) -> d
         results = _answered(submit, claims)
     except Exception as raised:  # noqa: BLE001 - classified, and the caller's to raise
         error = raised
-        results = [failure(raised, claims[0].provider)] * len(claims)
+        results = results_of(claims, [failure(raised, claims[0].provider)])
     outcomes = until_told(partial(_report, executor, claims, results)) or {}
     if error is not None and is_mistake(error):
         raise error

@@ -31,7 +31,6 @@ from reconciler.claims import (
     LONGEST_PAUSE,
     NOT_SENT_BY,
     STORE_SECONDS,
-    UNANSWERED,
     Claim,
     Confirmed,
     Failed,
@@ -142,7 +141,7 @@ def sending(
     send = Sending(claim(executor, key, feed, provider=provider, **options))
     if not send.granted:
         yield send
-        if send.answer is not UNANSWERED:
+        if send.answer is not None:
             raise GuardError("an answer was set for a send that was not granted: ask `granted` before you submit")
         return
     with _recorded(executor, send):

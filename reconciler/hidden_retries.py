@@ -8,7 +8,7 @@ What is said of each client was measured: `tests/test_hidden_retries.py` counts 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ _LEGACY_ATTEMPTS: Final = 5
 _ATTEMPTS: Final = 3
 """botocore's own defaults, of its mode `legacy` (the default) and of the others."""
 _URLLIB3_RETRIES: Final = 3
+_REDIRECT: Final = 3
 _KNOWN_TO_SUBMIT_ONCE: Final = frozenset(
     {
         "aiohttp.ClientSession",  # repeats idempotent methods on a connection that it used before; a POST never
@@ -108,17 +109,37 @@ _LOST_BEHIND_TLS: Final = "repeats a POST whose answer was lost by an error of T
 
 
 def before(error: BaseException) -> list[BaseException | None]:
-    """Return why the client repeated the request before this error, try by try; None where that isn't known.
+    """Return why the client made another request before this error, try by try; None where that isn't known.
 
-    Only the frames of botocore and urllib3 that the error went through still tell.
+    A redirect that it followed is one. Only the frames of the client that the error went through still tell.
     """
     return [cause for traceback in _frames(error.__traceback__) for cause in _causes(traceback)]
 
 
 def before_answer(response: object) -> bool:
     """Say whether urllib3, or requests over it, repeated the request before it got this answer."""
+    return any(not tried.redirect_location for tried in _tries(response))
+
+
+def redirected(response: object) -> bool:
+    """Say whether a client followed a redirect to this answer: the first answer took the message, perhaps."""
+    history = getattr(response, "history", ())
+    return (
+        any(is_redirect(one) for one in history if isinstance(history, list | tuple))
+        or any(tried.redirect_location for tried in _tries(response))
+        or getattr(response, "_method", None) == "GET"  # of urllib, which keeps no history
+    )
+
+
+def is_redirect(response: object) -> bool:
+    """Say whether a response, of an earlier step, is a redirect; it may be the question for a password, too."""
+    status = getattr(response, "status_code", None) or getattr(response, "status", None)
+    return isinstance(status, int) and status // 100 == _REDIRECT
+
+
+def _tries(response: object) -> Sequence[Any]:
     retries = getattr(response, "retries", None) or getattr(getattr(response, "raw", None), "retries", None)
-    return any(not tried.redirect_location for tried in getattr(retries, "history", ()))
+    return getattr(retries, "history", ())
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
@@ -131,8 +152,11 @@ def _causes(traceback: TracebackType) -> list[BaseException | None]:
     frame = traceback.tb_frame
     match frame.f_globals.get("__name__"), frame.f_code.co_name:
         case ("urllib3.util.retry", "increment"):
-            history = getattr(frame.f_locals.get("self"), "history", ())
-            return [tried.error for tried in history if not tried.redirect_location]
+            return [tried.error for tried in getattr(frame.f_locals.get("self"), "history", ())]
         case ("botocore.endpoint" | "aiobotocore.endpoint", "_send_request"):
             return [None] * (frame.f_locals.get("attempts", 1) - 1)
+        case ("requests.sessions", "resolve_redirects") | ("urllib.request", "http_error_302"):
+            return [None]
+        case ("httpx._client", "_send_handling_redirects") | ("aiohttp.client", "_request"):
+            return [None for one in frame.f_locals.get("history", ()) if is_redirect(one)]
     return []

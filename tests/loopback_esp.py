@@ -16,6 +16,8 @@ class Esp:
 
     def __init__(self) -> None:
         self.mode = "answer"
+        self.silent_after: int | None = None
+        """So many messages are answered in this mode, later ones are only taken."""
         self.taken: Counter[str] = Counter()
         self.url = ""
         self.arrived = asyncio.Event()
@@ -29,7 +31,7 @@ class Esp:
             return web.json_response({"message": "no"}, status=int(self.mode))
         self.taken[key] += 1
         self.arrived.set()
-        if self.mode == "silent":
+        if self.mode == "silent" or (self.silent_after is not None and self.taken.total() > self.silent_after):
             await self.over.wait()
         if self.mode == "reset":
             assert request.transport is not None

@@ -133,8 +133,9 @@ async def test_batches_over_the_same_keys_in_opposite_orders_neither_deadlock_no
     keys = [f"order:{n}" for n in range(300)]
     submitted: list[str] = []
 
-    async def submit(claims: Sequence[guard.Claim]) -> None:
+    async def submit(claims: Sequence[guard.Claim]) -> str:
         submitted.extend(claimed.send_key for claimed in claims)
+        return ""
 
     async def batch(order: list[str]) -> list[guard.Sent]:
         return await guard_many.send_many(db, {key: {} for key in order}, FEED, submit)

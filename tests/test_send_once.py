@@ -123,6 +123,15 @@ async def test_a_call_without_an_answer_stays_claimed_with_its_cause(
     assert sum(provider.taken.values()) == 1
 
 
+async def test_a_submit_that_forgets_to_return_the_answer_leaves_the_send_claimed(db: asyncpg.Pool, once: Once) -> None:
+    async def submit(_claim: guard.Claim) -> None:
+        """As where `return` is missing before `await session.post(...)`: a 500 would look like an acceptance."""
+
+    assert (await once(submit=submit)).outcome == "waiting"
+    found = await db.fetchrow("SELECT state, cause FROM send_log")
+    assert tuple(found) == ("claimed", "no answer")
+
+
 async def test_a_refused_connection_frees_the_send_at_once(db: asyncpg.Pool, once: Once, provider: Esp) -> None:
     url, provider.url = provider.url, "http://127.0.0.1:1/v3/mg.example.com/messages"
     assert (await once()).outcome == "released"

@@ -364,7 +364,7 @@ async def test_a_block_that_gives_no_answer_leaves_the_send_claimed(db: asyncpg.
     def in_thread() -> guard_sync.Sent:
         with psycopg.connect(dsn, autocommit=True) as connection:
             with guard_sync.sending(connection, "order:2", FEED) as send:
-                send.answer = None  # taken, without an id
+                send.answer = ""  # taken, without an id
             return send.sent
 
     assert (await asyncio.to_thread(in_thread)).outcome == "sent"

@@ -7,7 +7,7 @@ A reply is read for one question: may the send be tried again? Whatever does not
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from webhooks.event import storable
@@ -26,12 +26,15 @@ class Reply:
     """A short stable text for logs and reports (`HTTP 429`, `inactive_recipient`): no address, no free text."""
     message_id: str | None = None
     """Of an accepted message, where the reply names it: as its events will name it."""
+    for_all: bool = field(default=True, compare=False)
+    """Whether it speaks of every message of the call, where it stands alone; else of its own, or of some."""
 
 
-_NOT_TAKEN: Final = frozenset({401, 402, 403, 404, 405, 407, 420, 421, 429})
-"""Credentials, plan, place, rate: the request was turned away before anybody looked at the message."""
-_UNCLEAR: Final = frozenset({408, 409, 423, 425})
-"""The server gave up waiting, or another request with our key may run."""
+_NOT_TAKEN: Final = frozenset({401, 403, 404, 405, 407, 420, 421, 429})
+"""Credentials, place, rate: the request was turned away before anybody looked at the message."""
+_UNCLEAR: Final = frozenset({402, 408, 409, 423, 424, 425, 460, 499})
+"""The request failed for a reason that two providers do not tell (402), the server or a proxy gave up waiting, or
+another request with our key may run."""
 _SUCCESS: Final = 2
 _REFUSAL: Final = 4
 
@@ -69,17 +72,31 @@ def by_status(status: int) -> Reply:
 
 
 def unclear(status: int) -> Reply:
-    """Return what a status of success proves where its body decides and can't be read."""
+    """Return what a status proves where its body decides and can't be read."""
     return Reply("ambiguous", f"HTTP {status} unclear")
 
 
-def by_ids(status: int, ids: Iterable[str | None]) -> list[Reply]:
-    """Return an accepted reply for each id, under a status that takes all messages; the status's own without one."""
+def undecided(status: int) -> Reply:
+    """Return what a status proves by itself where bodies decide: a fault, or that the request was turned away."""
+    reply = by_status(status)
+    return unclear(status) if reply.meaning in ("accepted", "rejected") else reply
+
+
+def each(replies: Iterable[Reply]) -> list[Reply]:
+    """Return the entries of a list, each of which speaks of its own message alone."""
+    return [replace(reply, for_all=False) for reply in replies]
+
+
+def by_ids(status: int, ids: Iterable[str | None], *, for_all: bool = False) -> list[Reply]:
+    """Return an accepted reply for each id, under a status that takes all messages; the status's own without one.
+
+    `for_all`: one id stands for all messages of the call, each of which may bear a key of its own.
+    """
     reply = by_status(status)
     if reply.meaning != "accepted":
         return [reply]
-    named = [Reply("accepted", reply.reason, storable(message_id) if message_id else None) for message_id in ids]
-    return named or [reply]
+    taken = replace(reply, for_all=for_all)
+    return [replace(taken, message_id=storable(message_id) if message_id else None) for message_id in ids] or [taken]
 
 
 def all_mean(meaning: Meaning, *codes: str) -> dict[str, Meaning]:
@@ -90,8 +107,9 @@ def all_mean(meaning: Meaning, *codes: str) -> dict[str, Meaning]:
 def by_code(status: int, code: str | None, meanings: Mapping[str, Meaning]) -> Reply:
     """Return what a code of the provider's list proves, else what the status does.
 
-    With a status of success any other code is ambiguous; with one that tells of a fault (5xx) no code counts.
+    With a status of success any other code is ambiguous, and so is a refusal without any code: its body was lost, or is
+    another's. With a status that tells of a fault (5xx) no code counts.
     """
     if code is not None and code in meanings and is_answer(status):
-        return Reply(meanings[code], code)
-    return unclear(status) if is_success(status) else by_status(status)
+        return Reply(meanings[code], code, for_all=meanings[code] != "accepted")
+    return by_status(status) if code and not is_success(status) else undecided(status)

@@ -71,6 +71,10 @@ def sparkpost_sent(taken: int, refused: int) -> dict[str, object]:
     return {"results": {"total_accepted_recipients": taken, "total_rejected_recipients": refused, "id": "72088119"}}
 
 
+def ses_v1(code: str) -> bytes:
+    return f"<ErrorResponse><Error><Type>Sender</Type><Code>{code}</Code></Error></ErrorResponse>".encode()
+
+
 def smtp2go(succeeded: int, failed: int) -> dict[str, object]:
     return {"data": {"succeeded": succeeded, "failed": failed, "failures": [PROSE], "email_id": "1rT9Xy-InV0-4k"}}
 
@@ -111,7 +115,11 @@ ROWS: Mapping[str, Mapping[str, Row]] = {
             400, {"__type": "com.amazonaws.ses.v2#AccountSuspendedException"}, not_sent("AccountSuspendedException")
         ),
         "throttled": Row(429, {"message": PROSE}, not_sent("HTTP 429")),
-        "unknown error": Row(400, {"message": PROSE}, rejected("HTTP 400"), {"x-amzn-errortype": PROSE}),
+        "unknown error": Row(400, {"message": PROSE}, ambiguous("HTTP 400 unclear"), {"x-amzn-errortype": PROSE}),
+        "without a name": Row(400, {"message": PROSE}, ambiguous("HTTP 400 unclear")),
+        "of the API v1": Row(400, ses_v1("MessageRejected"), rejected("MessageRejected")),
+        "throttled by the API v1": Row(400, ses_v1("Throttling"), not_sent("Throttling")),
+        "unknown to the API v1": Row(400, ses_v1("SomethingNew"), ambiguous("HTTP 400 unclear")),
         "key": Row(403, {"message": PROSE}, not_sent("HTTP 403"), {"x-amzn-errortype": "InvalidSignatureException"}),
         "fault": Row(500, {}, ambiguous("HTTP 500"), {"x-amzn-errortype": "MessageRejected"}),
         "another service's": Row(200, HTML, ambiguous("HTTP 200 unclear")),
@@ -121,7 +129,14 @@ ROWS: Mapping[str, Mapping[str, Row]] = {
             202, b"", accepted("HTTP 202", "kQ7v1ZrTS9mJ4pXcW2nLbA"), {"x-message-id": "kQ7v1ZrTS9mJ4pXcW2nLbA"}
         ),
         "without its header": Row(202, HTML, accepted("HTTP 202")),
-        "sandbox": Row(200, b"", rejected("HTTP 200 not queued"), {"x-message-id": "kQ7v1ZrTS9mJ4pXcW2nLbA"}),
+        "sandbox": Row(
+            200,
+            b"",
+            rejected("HTTP 200 not queued"),
+            {"x-message-id": "kQ7v1ZrTS9mJ4pXcW2nLbA", "content-length": "0"},
+        ),
+        "sandbox, perhaps": Row(200, b"", ambiguous("HTTP 200 unclear"), {"content-length": "21"}),
+        "sent by version 2": Row(200, {"message": "success"}, ambiguous("HTTP 200 unclear")),
         "bad": Row(400, {"errors": [{"message": PROSE, "field": "personalizations.0.to"}]}, rejected("HTTP 400")),
         "credits": Row(401, {"errors": [{"message": "Maximum credits exceeded"}]}, not_sent("HTTP 401")),
         "sender": Row(403, {"errors": [{"message": PROSE}]}, not_sent("HTTP 403")),
@@ -210,6 +225,7 @@ ROWS: Mapping[str, Mapping[str, Row]] = {
         ),
         "malformed key": Row(400, {"name": "invalid_idempotency_key"}, rejected("invalid_idempotency_key")),
         "field": Row(422, {"name": "missing_required_field", "message": PROSE}, rejected("HTTP 422")),
+        "lost": Row(422, b"", ambiguous("HTTP 422 unclear")),
         "domain": Row(403, {"name": "validation_error", "message": PROSE}, not_sent("HTTP 403")),
         "quota": Row(429, {"name": "daily_quota_exceeded", "message": PROSE}, not_sent("daily_quota_exceeded")),
         "conflict": Row(409, HTML, ambiguous("HTTP 409")),
@@ -231,6 +247,8 @@ ROWS: Mapping[str, Mapping[str, Row]] = {
         "credits": Row(400, {"code": "not_enough_credits", "message": PROSE}, not_sent("not_enough_credits")),
         "account": Row(402, {"code": "account_under_validation"}, not_sent("account_under_validation")),
         "bad": Row(400, {"code": "invalid_parameter", "message": PROSE}, rejected("HTTP 400")),
+        "lost": Row(400, b"", ambiguous("HTTP 400 unclear")),
+        "payment": Row(402, {"code": "something_new"}, ambiguous("HTTP 402")),
         "key": Row(401, {"code": "unauthorized", "message": PROSE}, not_sent("unauthorized")),
         "fault": Row(500, {"code": "duplicate_parameter"}, ambiguous("HTTP 500")),
         "unreadable": Row(201, HTML, accepted("HTTP 201")),
@@ -266,6 +284,8 @@ ROWS: Mapping[str, Mapping[str, Row]] = {
         "whole request": Row(
             400, {"ErrorCode": "mj-0002", "StatusCode": 400, "ErrorMessage": PROSE}, rejected("HTTP 400")
         ),
+        "lost": Row(400, b"", ambiguous("HTTP 400 unclear")),
+        "lost, and forbidden to some": Row(403, b"", ambiguous("HTTP 403 unclear")),
         "key": Row(401, {"ErrorMessage": PROSE}, not_sent("HTTP 401")),
         "fault": Row(500, {"Messages": [mailjet_sent(1)]}, ambiguous("HTTP 500")),
         "unreadable": Row(200, HTML, ambiguous("HTTP 200 unclear")),
@@ -331,6 +351,8 @@ ROWS: Mapping[str, Mapping[str, Row]] = {
         "bulk": Row(202, {"message": PROSE, "bulk_email_id": "690710a9"}, ambiguous("HTTP 202 unclear")),
         "neither id nor warning": Row(202, b"", ambiguous("HTTP 202 unclear")),
         "field": Row(422, {"message": f"{PROSE} #MS42208", "errors": {}}, rejected("HTTP 422")),
+        "without a code": Row(422, {"message": PROSE}, rejected("HTTP 422")),
+        "lost": Row(422, b"", ambiguous("HTTP 422 unclear")),
         "quota": Row(422, {"message": f"{PROSE} #MS42204"}, not_sent("MS42204")),
         "domain": Row(422, {"message": f"{PROSE} (#MS42207)."}, not_sent("MS42207")),
         "key": Row(401, {"message": "Unauthenticated."}, not_sent("HTTP 401")),

@@ -27,7 +27,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
-from webhooks.reply import Reply, by_status, is_success, unclear
+from webhooks.reply import Reply, by_ids, is_success, unclear
 from webhooks.signature import (
     sample_delivery,
     sign_standard_webhook,
@@ -126,8 +126,8 @@ class Loops:
         """Return the answer to the message, which names no id. 409 proves that the same key was taken before."""
         success = at(load_or_none(body), "success")
         if status == HTTPStatus.CONFLICT and success is False:
-            return [Reply("accepted", "HTTP 409 key used")]
-        return [unclear(status) if is_success(status) and success is False else by_status(status)]
+            return [Reply("accepted", "HTTP 409 key used", for_all=False)]
+        return [unclear(status)] if is_success(status) and success is False else by_ids(status, [])
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the signature against each of the feed's `whsec_` secrets."""

@@ -192,8 +192,9 @@ class MailerSend:
         """Return the one answer to all recipients. Of a bulk request only its own look-up tells what was taken."""
         said = load_or_none(body)
         if not is_success(status):
-            code = _CODE.search(text_at(said, "message") or "")
-            return [by_code(status, code[0] if code else None, _REPLIES)]
+            message = text_at(said, "message")
+            code = _CODE.search(message or "")
+            return [by_code(status, code[0] if code else message, _REPLIES)]
         if message_id := headers.get("x-message-id"):
             return by_ids(status, [bounded_id(message_id)])
         warnings = at(said, "warnings")

@@ -168,10 +168,8 @@ class Mailgun:
         )
 
     def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
-        """Return the one answer to all recipients. 402, "request failed", says nothing of whether it was queued."""
-        if status == HTTPStatus.PAYMENT_REQUIRED:
-            return [Reply("ambiguous", "HTTP 402")]
-        return by_ids(status, [_bare(text_at(load_or_none(body), "id"))])
+        """Return the one answer to all recipients."""
+        return by_ids(status, [_bare(text_at(load_or_none(body), "id"))], for_all=True)
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the signature inside the body against each of the feed's keys, or the credential of the request."""

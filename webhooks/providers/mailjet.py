@@ -29,7 +29,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
-from webhooks.reply import Reply, by_ids, by_status, first_of, is_answer, is_success, unclear
+from webhooks.reply import Reply, by_ids, by_status, each, first_of, is_answer, is_success, unclear
 from webhooks.signature import credential_objection, credential_only, sample_delivery
 
 FACTS: Final = Facts(
@@ -147,6 +147,8 @@ _CREDENTIAL: Final = "basic:user:password"
 
 _ERROR_CODE: Final = re.compile(r"(?:mj|send)-\d{4}")
 """What an error of a message is called [mailjet/api-documentation guides/_send-api.md]."""
+_OF_THE_CALL: Final = frozenset({401, 429})
+"""Refusals that can't list messages: of the key, and of the rate."""
 
 
 class Mailjet:
@@ -176,10 +178,14 @@ class Mailjet:
 
     def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
         """Return the answer to each of v3.1's Messages, which a 4xx lists too: each is taken or refused by itself."""
-        messages = at(load_or_none(body), "Messages")
+        said = load_or_none(body)
+        messages = at(said, "Messages")
         if is_answer(status) and isinstance(messages, list) and messages:
-            return [_reply(status, message) for message in messages]
-        return [unclear(status) if is_success(status) else by_status(status)]
+            return each(_reply(status, message) for message in messages)
+        of_the_call = status in _OF_THE_CALL or (isinstance(said, dict) and messages is None)
+        if is_success(status) or (is_answer(status) and not of_the_call):
+            return [unclear(status)]
+        return [by_status(status)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the credential that the request carries: Mailjet signs nothing."""

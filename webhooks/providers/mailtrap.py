@@ -32,7 +32,7 @@ from webhooks.provider import (
     Verified,
     sampled_name,
 )
-from webhooks.reply import Reply, by_ids, by_status, first_of, is_success, unclear
+from webhooks.reply import Reply, by_ids, by_status, each, first_of, is_success, unclear
 from webhooks.signature import (
     carries_credential,
     credential_only,
@@ -178,7 +178,9 @@ class Mailtrap:
         if not is_success(status):
             return [by_status(status)]
         responses = at(said, "responses")
-        return [_reply(status, one) for one in (responses if isinstance(responses, list) and responses else [said])]
+        if isinstance(responses, list) and responses:
+            return each(_reply(status, one) for one in responses)
+        return [_reply(status, said)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the signature against each of the feed's secrets, or the credential that the request carries."""

@@ -42,7 +42,7 @@ from webhooks.provider import (
     Verified,
     sampled_name,
 )
-from webhooks.reply import Reply, all_mean, by_ids, by_status, is_success, unclear
+from webhooks.reply import Reply, all_mean, by_ids, each, is_success, unclear, undecided
 from webhooks.signature import carries_credential, credential_only, octets, same, sample_delivery, signing_secrets
 
 FACTS: Final = Facts(
@@ -182,11 +182,11 @@ class Mandrill:
         """Return the answer to each recipient. Errors come with a 5xx too, and tell by name that nothing was taken."""
         said = load_or_none(body)
         if is_success(status) and isinstance(said, list) and said:
-            return [_reply(status, item) for item in said]
+            return each(_reply(status, item) for item in said)
         name = text_at(said, "name") or ""
         if name in _REFUSALS:
             return [Reply(_REFUSALS[name], name)]
-        return [unclear(status) if is_success(status) else by_status(status)]
+        return [undecided(status)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the signature against each of the feed's keys, or the credential that the request carries.

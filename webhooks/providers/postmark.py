@@ -30,7 +30,7 @@ from webhooks.provider import (
     Stamp,
     Verdict,
 )
-from webhooks.reply import Reply, all_mean, by_code, by_ids, is_success
+from webhooks.reply import Reply, all_mean, by_code, by_ids, each, is_success
 from webhooks.signature import credential_objection, credential_only, sample_delivery
 
 FACTS: Final = Facts(
@@ -190,8 +190,9 @@ class Postmark:
     def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
         """Return the answer to a message, or to each of a batch."""
         said = load_or_none(body)
-        items = said if is_success(status) and isinstance(said, list) and said else [said]
-        return [_reply(status, item) for item in items]
+        if is_success(status) and isinstance(said, list) and said:
+            return each(_reply(status, item) for item in said)
+        return [_reply(status, said)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the credential that the request carries: Postmark signs nothing."""
@@ -262,7 +263,7 @@ def _reply(status: int, item: object) -> Reply:
     code, message_id = text_at(item, "ErrorCode") or "0", id_at(item, "MessageID")
     if code == "0" and message_id:  # without a code: accepted, to be delivered late
         return by_ids(status, [message_id])[0]
-    return by_code(status, f"ErrorCode {code}", _REPLIES)
+    return by_code(status, f"ErrorCode {code}" if code != "0" else None, _REPLIES)
 
 
 def _meaning(record: dict[str, Any], message_id: str | None) -> tuple[Kind, Testimony]:

@@ -29,7 +29,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
-from webhooks.reply import Reply, all_mean, by_code, by_ids, is_success, unclear
+from webhooks.reply import Reply, all_mean, by_code, by_ids, each, is_success, unclear
 from webhooks.signature import (
     sample_delivery,
     sign_standard_webhook,
@@ -168,7 +168,7 @@ class Resend:
         if not isinstance(sent, list):
             return by_ids(status, [id_at(said, "id")])
         replies = by_ids(status, [id_at(email, "id") for email in sent]) if sent else []
-        return _with_refused(status, replies, refused) if refused else replies or [unclear(status)]
+        return each(_with_refused(status, replies, refused) if refused else replies or [unclear(status)])
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the signature against each of the feed's `whsec_` secrets."""

@@ -38,7 +38,7 @@ from webhooks.provider import (
     Verdict,
     sampled_name,
 )
-from webhooks.reply import Reply, by_ids
+from webhooks.reply import Reply, by_ids, unclear
 from webhooks.signature import (
     carries_credential,
     credential_only,
@@ -197,12 +197,13 @@ class SendGrid:
             smtp_headers={"X-SMTPAPI": json.dumps({"unique_args": arguments})},
         )
 
-    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:  # noqa: ARG002
-        """Return the one answer to all personalizations. 200 instead of 202 is sandbox mode: checked, never sent."""
+    def read_reply(self, status: int, headers: Mapping[str, str], body: bytes) -> list[Reply]:
+        """Return the one answer to all personalizations. 200, empty, instead of 202 is sandbox mode: never sent."""
         if status == _NOT_QUEUED:
-            return [Reply("rejected", "HTTP 200 not queued")]
+            is_empty = not body and headers.get("content-length") == "0"
+            return [Reply("rejected", "HTTP 200 not queued") if is_empty else unclear(status)]
         message_id = headers.get("x-message-id", "").partition(".")[0]
-        return by_ids(status, [bounded_id(message_id)] if message_id else [])
+        return by_ids(status, [bounded_id(message_id)] if message_id else [], for_all=True)
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
         """Judge the signature against each of the feed's public keys, or the credential that the request carries."""

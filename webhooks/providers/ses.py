@@ -23,7 +23,7 @@ from webhooks.aws_policy import grant, grants, with_grant
 from webhooks.event import Event, Kind, Testimony, derived_id
 from webhooks.payload import SHORT, at, first, id_at, iso_time, load, load_or_none, short, text_at
 from webhooks.provider import BadPayload, Delivery, Facts, Feed, Fetch, NoSample, Parsed, Provider, Stamp, Verdict
-from webhooks.reply import Reply, all_mean, by_code, by_ids, is_success, unclear
+from webhooks.reply import Reply, all_mean, by_code, by_ids, each, is_success, unclear
 
 FACTS: Final = Facts(
     title="Amazon SES (API v2, SMTP)",
@@ -151,6 +151,9 @@ class _Recipient(NamedTuple):
 
 _REPLIES: Final = MappingProxyType(
     all_mean("rejected", "MessageRejected", "BadRequestException", "MESSAGE_REJECTED", "INVALID_PARAMETER")
+    | all_mean("rejected", "InvalidParameterValue", "ValidationError")
+    | all_mean("not_sent", "Throttling", "ConfigurationSetDoesNotExist", "TemplateDoesNotExist")
+    | all_mean("not_sent", "AccountSendingPausedException", "ConfigurationSetSendingPausedException")
     | all_mean("not_sent", "AccountSuspendedException", "SendingPausedException", "LimitExceededException")
     | all_mean("not_sent", "MailFromDomainNotVerifiedException", "NotFoundException", "TooManyRequestsException")
     | all_mean("not_sent", "AccessDeniedException", "ExpiredTokenException", "ThrottlingException", "RequestExpired")
@@ -160,7 +163,9 @@ _REPLIES: Final = MappingProxyType(
     | all_mean("not_sent", "TRANSIENT_FAILURE")
     | all_mean("ambiguous", "FAILED", "RequestAbortedException")
 )
-"""What errors and the Status of SendBulkEmail's entries prove [BC; the errors of every AWS service: AWS documents]."""
+"""What errors (API v2 and v1) and the Status of SendBulkEmail's entries prove, others nothing: 400 is also answered to
+what may be tried again [BC; the errors of every AWS service: AWS documents]."""
+_V1_CODE: Final = re.compile(rb"<Code>([A-Za-z0-9.]{1,60})</Code>")
 
 
 class Ses:
@@ -186,11 +191,12 @@ class Ses:
         """Return what SendEmail, or each entry of SendBulkEmail, came to."""
         said = load_or_none(body)
         if not is_success(status):
-            name = headers.get("x-amzn-errortype") or text_at(said, "__type") or ""
-            return [by_code(status, name.partition(":")[0].rpartition("#")[2], _REPLIES)]
+            name = headers.get("x-amzn-errortype") or text_at(said, "__type") or _code_of_v1(body)
+            code = name.partition(":")[0].rpartition("#")[2]
+            return [by_code(status, code if code in _REPLIES else None, _REPLIES)]
         results = at(said, "BulkEmailEntryResults")
         if isinstance(results, list) and results:
-            return [_bulk_reply(status, result) for result in results]
+            return each(_bulk_reply(status, result) for result in results)
         message_id = id_at(said, "MessageId")
         return by_ids(status, [message_id]) if message_id else [unclear(status)]
 
@@ -225,6 +231,12 @@ class Ses:
         way = await _way(url, feed)
         parts = (_topic_changes, _queue_changes, _subscription_changes, _destination_changes)
         return [change for part in parts for change in await part(way)]
+
+
+def _code_of_v1(body: bytes) -> str:
+    """Return the code of an error of the API v1, which answers in XML."""
+    found = _V1_CODE.search(body)
+    return found[1].decode() if found else ""
 
 
 def _bulk_reply(status: int, result: object) -> Reply:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
-from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -158,8 +157,6 @@ class Smtp2Go:
             return by_ids(status, [id_at(said, "data", "email_id")])
         if is_success(status) and is_some(at(said, "data", "failed")):
             return [Reply("rejected", "no recipient accepted")]
-        if status == HTTPStatus.PAYMENT_REQUIRED:
-            return [Reply("ambiguous", "HTTP 402")]
         code = text_at(said, "data", "error_code") or text_at(said, "error_code") or ""
         return [by_code(status, code.removeprefix("E_ApiResponseCodes."), _REPLIES)]
 

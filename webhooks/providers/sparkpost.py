@@ -186,7 +186,7 @@ class SparkPost:
             return [by_code(status, text_at(first_of(at(said, "errors")), "code"), _REPLIES)]
         taken, refused = (at(said, "results", f"total_{word}_recipients") for word in ("accepted", "rejected"))
         if is_some(taken):
-            return by_ids(status, [id_at(said, "results", "id")])
+            return by_ids(status, [id_at(said, "results", "id")], for_all=not is_some(refused))
         return [Reply("rejected", "no recipient accepted") if is_some(refused) else unclear(status)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
