@@ -50,6 +50,10 @@ def test_an_empty_array_has_no_elements(body: bytes) -> None:
     assert split(body) == []
 
 
+def test_an_element_that_is_missing_between_commas_is_left_out() -> None:
+    assert split(b'[,{"a": 1},,{"b": 2}\n,]') == [b'{"a": 1}', b'{"b": 2}']
+
+
 @pytest.mark.parametrize(
     "odd",
     [b'"\\ud83d"', b"NaN", b'{"a":"]},[\\"\\\\"}', b'"a\nb"', b'"\xff"', b"tru", b"", DEEP, b'{"a":}', b"9" * 5000],

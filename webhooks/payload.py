@@ -56,7 +56,7 @@ def _split_by_brackets(body: bytes) -> list[bytes]:
         if depth == 1 and not start:
             start = token.end()
         if depth == 0:
-            return [] if parts == [b""] else parts
+            return [part for part in parts if part]  # between two commas there is nothing to keep
     raise BadPayload("not JSON: it is empty, ends too early, or is something else")
 
 
