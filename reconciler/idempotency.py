@@ -7,22 +7,25 @@ It keeps draft-ietf-httpapi-idempotency-key-header: a repeated POST or PATCH is 
     app = web.Application(middlewares=[who_calls, idempotency(store, caller=lambda request: request["user"])])
 
     async def order_receipt(request):
-        with nothing_queued():  # an error in here frees the key: a repeat is performed
+        with nothing_queued():  # an error in here, an answer from 500 up raised here, frees the key
             order = await load_order(request)
             key = f"order.receipt:{order.id}"
         sent = await guard.send_once(pool, key, "mailgun-main", submit)
         if sent.outcome in ("waiting", "in_flight", "held"):
-            raise Ambiguous(sent.retry_at, wire_key=sent.claim.wire_key)
+            raise Ambiguous(sent.retry_at, key=key)
         return web.json_response({"outcome": sent.outcome})
 
 What becomes of a request, and what its repeats are answered (with `Idempotent-Replayed: true` where nothing ran):
 
-* An answer below 500 is kept with its body and some headers, a refusal too: repeats get the same. 408, 409, 423, 425
-  and 429 mean "not now", and an answer from 500 up that nothing was queued: none is kept, a repeat is performed.
-* `Ambiguous`, any other exception, or a process that died: nobody can tell. Repeats get 409 with `state` ambiguous and
-  are never performed, unless the request named its send (`Ambiguous(wire_key=...)`, or `names_send` beforehand): then
-  the send log is asked, and answers sent, failed, or, where the send is free to be claimed, a repeat is performed.
+* An answer below 500 is kept with its body and some headers, a refusal too: repeats get the same. 409, 423, 425 and
+  429 mean "not now": they are not kept, a repeat is performed. So it is after a failure raised in `nothing_queued`.
+* `Ambiguous`, any other exception, an answer of 408 or from 500 up, or a process that died: nobody can tell. Repeats
+  get 409 with `state` ambiguous and are never performed, unless the request named its send (`Ambiguous(key=...)`, or
+  `names_send` beforehand): then the send log is asked, and answers sent, failed, or, where the send is free to be
+  claimed, a repeat is performed. A send that the log doesn't know stays ambiguous: whoever names one before he claims
+  it writes it first (`guard.enqueue`).
 * While the first one runs: 409 with Retry-After. Other content under the same key: 422. A database away: 503.
+* What is safe to repeat in itself (`repeatable`) is never ambiguous: it is performed until an answer is kept.
 
 A key belongs to its caller, method and path. Content is the query and the body; of JSON neither white space nor the
 order of names matters. A record is committed before the handler runs; no transaction or connection is held meanwhile.
@@ -51,11 +54,12 @@ __all__ = ["Ambiguous", "Store", "delete_old", "idempotency", "names_send", "not
 
 REPLAYED: Final = {"Idempotent-Replayed": "true"}
 LONGEST_KEY: Final = 255
-NOT_NOW: Final = frozenset({408, 409, 423, 425, 429})
+NOT_NOW: Final = frozenset({409, 423, 425, 429})
 """Refusals that another time may not meet. They are not kept."""
+TIMED_OUT: Final = 408
 SERVER_ERROR: Final = 500
 NOTHING_QUEUED: Final = "nothing was queued"
-"""The note on an error that frees the key."""
+"""The note on a failure that frees the key."""
 
 T = TypeVar("T")
 
@@ -70,19 +74,19 @@ _log: Final = structlog.get_logger()
 
 
 class Ambiguous(Exception):
-    """Raised by a handler that can't tell whether it sent. `retry_at` is when more will be known, if that is known.
+    """Raised by a handler that can't tell what it did. `retry_at` is when more will be known, if that is known.
 
-    `wire_key` names the send that it was about: repeats are then answered by what became of that.
+    `key`, a send key or wire key, names the send that it was about: repeats are then answered by what became of that.
     """
 
-    def __init__(self, retry_at: datetime | None = None, *, wire_key: str | None = None) -> None:
+    def __init__(self, retry_at: datetime | None = None, *, key: str | None = None) -> None:
         super().__init__("nobody can tell yet whether it was sent")
-        self.retry_at, self.wire_key = retry_at, wire_key
+        self.retry_at, self.key = retry_at, key
 
 
 @contextmanager
 def nothing_queued() -> Iterator[None]:
-    """Vouch that the block queues nothing, whatever it raises: the key is freed, and a repeat performed."""
+    """Vouch that nothing was queued where the block raises an error, or an answer from 500 up: the key is freed."""
     try:
         yield
     except Exception as error:
@@ -96,11 +100,12 @@ def idempotency(
     caller: Callable[[web.Request], str],
     required: bool = False,
     applies: Callable[[web.Request], bool] = lambda _: True,
+    repeatable: Callable[[web.Request], bool] = lambda _: False,
 ) -> Middleware:
     """Return the middleware. `caller` names whose key it is; put what authenticates him before it.
 
     `required`: a POST or PATCH without the header is refused (400). `applies`: whether a request is this middleware's
-    business.
+    business. `repeatable`: whether performing it twice, even at the same time, does no more than once.
     """
 
     @web.middleware
@@ -109,24 +114,27 @@ def idempotency(
             return await handler(request)
         key = key_of(request, required=required)
         if key is None:
-            return await handler(request)
+            return await _unkept(request, handler)
         identity, content = identity_of(caller(request), request, key), await content_of(request)
-        found = await store.begin(identity, content)
+        anew = repeatable(request)
+        found = await store.begin(identity, content, anew=anew)
         if not isinstance(found, Run):
             found = await _repeated(store, identity, content, found)
-        return await _performed(found, request, handler) if isinstance(found, Run) else found
+        if not isinstance(found, Run):
+            return found
+        return await (_performed_anew if anew else _performed)(found, request, handler)
 
     return middleware
 
 
-async def names_send(request: web.Request, wire_key: str) -> None:
+async def names_send(request: web.Request, key: str) -> None:
     """Let a handler say, before it submits, which send its request is about: so a crash can be resolved.
 
-    Does nothing where the request bears no Idempotency-Key.
+    `key` is its send key or wire key. Does nothing where the request bears no Idempotency-Key.
     """
     run = request.get(RUN)
     if run is not None:
-        await run.store.name(run, wire_key)
+        await run.store.name(run, key)
 
 
 def key_of(request: web.Request, *, required: bool) -> str | None:
@@ -151,10 +159,9 @@ def key_of(request: web.Request, *, required: bool) -> str | None:
 
 
 def identity_of(caller: str, request: web.Request, key: str) -> str:
-    """Return what names the record: callers, methods and paths don't share keys."""
-    return hashlib.sha256(
-        "\0".join((caller, request.method, request.raw_path.partition("?")[0], key)).encode()
-    ).hexdigest()
+    """Return what names the record: callers, methods and paths (however encoded) don't share keys."""
+    names = (caller, request.method, request.rel_url.path_safe, key)
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()
 
 
 async def content_of(request: web.Request) -> str:
@@ -179,12 +186,14 @@ async def _repeated(store: Store, identity: str, content: str, record: Any) -> w
     """Answer a request that was begun before, or return a run where it may be performed again."""
     require_same(record, content)
     if record["state"] == "answered":
-        headers = json.loads(record["headers"]) | REPLAYED
+        headers = [*json.loads(record["headers"]), *REPLAYED.items()]
         return web.Response(status=record["status"], headers=headers, body=record["body"])
+    if record["state"] == "anew":
+        return Run(identity, record["run"], store)
     if record["state"] == "begun" and record["running"]:
         raise in_progress()
     wire_key, send = record["wire_key"], record["send"]
-    if wire_key is None or send == "claimed":
+    if send in (None, "claimed"):
         raise _ambiguous(record["resolves_at"], record["now"], wire_key)
     if send == "sent":
         return web.json_response({"state": send, "wire_key": wire_key}, headers=REPLAYED)
@@ -200,7 +209,7 @@ def _ambiguous(retry_at: datetime | None, now: datetime | None, wire_key: str | 
     headers = retry_after(retry_at - now) if retry_at and now else None
     return Problem(
         409,
-        "nobody can tell yet whether this request's message was sent; it is not performed again",
+        "nobody can tell yet what this request did; it is not performed again",
         headers=headers,
         outcome="ambiguous",
         state="ambiguous",
@@ -213,31 +222,63 @@ async def _performed(run: Run, request: web.Request, handler: Handler) -> web.St
     """Perform a request, and keep what became of it. A cancelled one stays begun, and so becomes ambiguous."""
     request[RUN] = run
     try:
-        response = await handler(request)
-        if not isinstance(response, web.Response):
-            raise TypeError("only a whole answer, no stream, can be kept for an Idempotency-Key")  # noqa: TRY301
+        response = _whole(await handler(request))
         await _keep(run, response)
     except Ambiguous as error:
-        now = await _tried(run.store.give_up(run, error.wire_key, error.retry_at))
-        raise _ambiguous(error.retry_at, now, error.wire_key or run.wire_key) from None
+        now = await _tried(run.store.give_up(run, error.key, error.retry_at))
+        raise _ambiguous(error.retry_at, now, run.wire_key) from None
     except web.HTTPException as answer:
-        await _keep(run, answer)
+        await _keep(run, answer, nothing_queued=_vouched(answer))
         raise
     except Exception as error:
-        nothing = NOTHING_QUEUED in getattr(error, "__notes__", ())
-        await _tried(run.store.free(run) if nothing else run.store.give_up(run))
+        await _tried(run.store.free(run) if _vouched(error) else run.store.give_up(run))
         raise
     return response
 
 
-async def _keep(run: Run, response: web.Response) -> None:
-    """Keep an answer that is one for good; else free the key, or where a send is named, leave it to that."""
-    if response.status < SERVER_ERROR and response.status not in NOT_NOW:
+async def _keep(run: Run, response: web.Response, *, nothing_queued: bool = False) -> None:
+    """Keep an answer that is one for good. Another one frees the key where certainly nothing was queued."""
+    if _is_final(response):
         await _tried(run.store.answer(run, response))
-    elif run.wire_key is None:
+    elif nothing_queued or (response.status in NOT_NOW and run.wire_key is None):
         await _tried(run.store.free(run))
     else:
         await _tried(run.store.give_up(run))
+
+
+async def _performed_anew(run: Run, request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Perform what is safe to repeat, and keep its answer. Until there is one, repeats are performed, too."""
+    try:
+        response = _whole(await _unkept(request, handler))
+    except web.HTTPException as answer:
+        if _is_final(answer):
+            await _tried(run.store.answer(run, answer))
+        raise
+    if _is_final(response):
+        await _tried(run.store.answer(run, response))
+    return response
+
+
+def _whole(response: web.StreamResponse) -> web.Response:
+    if not isinstance(response, web.Response):
+        raise TypeError("only a whole answer, no stream, can be kept for an Idempotency-Key")
+    return response
+
+
+def _is_final(response: web.Response) -> bool:
+    return response.status < SERVER_ERROR and response.status not in NOT_NOW | {TIMED_OUT}
+
+
+def _vouched(error: Exception) -> bool:
+    return NOTHING_QUEUED in getattr(error, "__notes__", ())
+
+
+async def _unkept(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Perform a request without a key. A repeat of it is another request."""
+    try:
+        return await handler(request)
+    except Ambiguous as error:
+        raise _ambiguous(error.retry_at, None, None) from None
 
 
 async def _tried(stored: Awaitable[T]) -> T | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from reconciler.problem import MEDIA_TYPE
-from reconciler.sends_requests import LONGEST_KEY, Claim, Confirm, Decide, Enqueue, Fail
+from reconciler.sends_requests import LARGEST_BODY, LONGEST_KEY, Claim, Confirm, Decide, Enqueue, Fail
 from reconciler.sends_routes import CLAIM_ANSWERS, FAIL_STATES
 
 Schema = dict[str, Any]
@@ -28,13 +28,15 @@ A send key may hold a slash or an at sign: percent-encode it in a path, or use t
 """.strip()
 
 CLAIM_KEY: Final = """
-Names the job, or the call. A repeat with the same value and content is told how the send stands, and is never granted
-the claim a second time; another content is refused. Quoted as a structured field, or bare.
+Names the job, or the call. A repeat with the same value and content is told how the send stands: it is never granted
+the same claim a second time (by a `nonce` it is), and where the send was given free since then, it is granted the next
+attempt (201, another `fence`). Another content is refused. Quoted as a structured field, or bare.
 """.strip()
 
 ONCE: Final = """
-Optional. A repeat with the same value and content gets the stored answer, with `Idempotent-Replayed: true`. Quoted as a
-structured field, or bare.
+Optional. A repeat with the same value and content gets the stored answer, with `Idempotent-Replayed: true`; where none
+was stored, `confirm`, `fail` and `enqueue` are performed again, and an operator's word is `ambiguous`: look how the
+send stands, and decide anew with another value. Quoted as a structured field, or bare.
 """.strip()
 
 KEY_PATTERN: Final = r"""^("([ !#-\[\]-~]|\\["\\]){1,255}"|[A-Za-z0-9!#$%&'*+./:=@^_|~-]{1,255})$"""
@@ -87,7 +89,7 @@ def _paths() -> Schema:
                 "enqueue",
                 "Write a send that is to be claimed later",
                 Enqueue,
-                {201: ("enqueued", "Enqueued"), 200: ("exists", "Enqueued"), 409: ("in_progress, ambiguous", None)},
+                {201: ("enqueued", "Enqueued"), 200: ("exists", "Enqueued")},
             )
         },
         "/v1/sends/{key}": {
@@ -98,7 +100,7 @@ def _paths() -> Schema:
                 "confirm",
                 "The provider took the message. Stored in every case",
                 Confirm,
-                {200: ("sent, sent_late, duplicate", "Done"), **_UNKNOWN, 409: ("in_progress, ambiguous", None)},
+                {200: ("sent, sent_late, duplicate", "Done"), **_UNKNOWN},
             )
         },
         "/v1/sends/{key}/fail": {
@@ -106,7 +108,7 @@ def _paths() -> Schema:
                 "fail",
                 "How a submission failed",
                 Fail,
-                {200: (", ".join(FAIL_STATES), "Done"), 409: ("not_yours, in_progress, ambiguous", None)},
+                {200: (", ".join(FAIL_STATES), "Done"), 409: ("not_yours", None)},
             )
         },
         **{
@@ -136,7 +138,7 @@ _EVERYWHERE: Final = {
 _WITH_BODY: Final = {
     400: ("no JSON, or a bad Idempotency-Key", None),
     408: ("the body came too slowly", None),
-    413: ("the body is larger than 1 MiB", None),
+    413: (f"the body is larger than {LARGEST_BODY // 1024} KiB", None),
     415: ("the body has a content encoding", None),
 }
 

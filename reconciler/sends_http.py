@@ -9,7 +9,8 @@ performed, or repeating it is safe), the route.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
@@ -19,10 +20,11 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from reconciler import metrics
-from reconciler.idempotency import idempotency
+from reconciler.idempotency import idempotency, nothing_queued
 from reconciler.idempotency_store import AWAY, Store, unavailable
 from reconciler.openapi import document
-from reconciler.problem import Problem
+from reconciler.problem import Problem, retry_after
+from reconciler.sends_requests import LARGEST_BODY
 from reconciler.sends_routes import CALLER, OUTCOME, Routes
 from reconciler.settings_tables import ApiSettings
 from reconciler.tokens import Caller, Scope, Tokens
@@ -32,6 +34,9 @@ from webhooks.quiet import Quiet
 API_LOCK_SECONDS: Final = 2.0
 """How long a request waits for a send that somebody's open transaction holds."""
 BODY_SECONDS: Final = 10.0
+SMALL_BODY: Final = 16 * 1024
+LARGE_AT_ONCE: Final = 16
+"""How many larger ones are held at a time: each becomes many times its size while it is read as JSON."""
 DOCUMENT: Final = "/v1/openapi.json"
 SEND: Final = frozenset[Scope]({"send"})
 OPERATE: Final = frozenset[Scope]({"operate"})
@@ -73,17 +78,20 @@ def add_api(app: web.Application, settings: ApiSettings, feeds: Mapping[str, Pro
         for name, token in settings.tokens.items()
         for hashed in token.hash
     )
-    # A claim's answer is never kept: it uses the key itself. The other routes are safe to repeat by their fence, too.
+    # A claim's answer is never kept: it uses the key itself. What a sender says is safe to repeat by its fence, and has
+    # to be stored in the end, whatever died meanwhile; an operator's word, repeated, may decide about the next attempt.
     once = idempotency(
         store,
         caller=lambda request: request[CALLER].name,
         applies=lambda request: request.match_info.handler != routes.claim,
+        repeatable=lambda request: request.match_info.handler in (routes.enqueue, routes.confirm, routes.fail),
     )
-    api = web.Application(middlewares=[_errors(table), _authenticated(tokens, table), _read, once, _database])
+    api = web.Application(middlewares=[_errors(table), _authenticated(tokens, table), _reading(), once, _database])
     for route in table:
         methods = (hdrs.METH_GET, hdrs.METH_HEAD) if route.method == hdrs.METH_GET else (route.method,)
         for method in methods:
-            api.router.add_route(method, route.path.removeprefix("/v1"), route.handler)
+            path = route.path.removeprefix("/v1").replace("{key}", "{key:[^/]+}")  # which may hold braces
+            api.router.add_route(method, path, route.handler)
     api.router.add_get(DOCUMENT.removeprefix("/v1"), openapi)
     app.add_subapp("/v1", api)
 
@@ -162,21 +170,54 @@ def _authenticated(tokens: Tokens, table: tuple[Route, ...]) -> Middleware:
     return middleware
 
 
-@web.middleware
-async def _read(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Read the body, which has to be small, plain and soon there."""
-    if request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower() not in ("", "identity"):
-        raise Problem(415, "send the body without a content encoding", outcome="encoding")
+def _reading() -> Middleware:
+    """Read the body, which has to be small, plain and soon there. Of those that aren't tiny only so many are held."""
+    places = asyncio.Semaphore(LARGE_AT_ONCE)
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        encodings = ",".join(request.headers.getall(hdrs.CONTENT_ENCODING, [])).split(",")
+        if any(encoding.strip().lower() not in ("", "identity") for encoding in encodings):
+            raise Problem(415, "send the body without a content encoding", outcome="encoding")
+        if not request.body_exists or (request.content_length or LARGEST_BODY) <= SMALL_BODY:
+            await _read(request)
+            return await handler(request)
+        async with _place(places):
+            await _read(request)
+            return await handler(request)
+
+    return middleware
+
+
+@asynccontextmanager
+async def _place(places: asyncio.Semaphore) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            await request.read()
+            await places.acquire()
+    except TimeoutError:
+        headers = retry_after(BODY_SECONDS)
+        raise Problem(503, "too many large bodies at once: repeat it", headers=headers, outcome="busy") from None
+    try:
+        yield
+    finally:
+        places.release()
+
+
+async def _read(request: web.Request) -> None:
+    too_large = Problem(413, f"the body is larger than {LARGEST_BODY // 1024} KiB", outcome="too_large")
+    if (request.content_length or 0) > LARGEST_BODY:
+        raise too_large
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await request.read()
     except TimeoutError:
         raise Problem(408, f"the body did not arrive within {BODY_SECONDS:g} s", outcome="slow") from None
     except web.HTTPRequestEntityTooLarge:
-        raise Problem(413, "the body is larger than 1 MiB", outcome="too_large") from None
+        raise too_large from None
     except (web.RequestPayloadError, ConnectionError):
         raise Problem(400, "the body did not arrive whole", outcome="cut_off") from None
-    return await handler(request)
+    if len(body) > LARGEST_BODY:
+        raise too_large
 
 
 @web.middleware
@@ -187,4 +228,5 @@ async def _database(request: web.Request, handler: Handler) -> web.StreamRespons
     except (asyncpg.DataError, asyncpg.ProgramLimitExceededError) as error:
         raise Problem(422, " ".join(str(error.args[0]).split()), outcome="invalid") from None
     except AWAY as error:
-        raise unavailable() from error
+        with nothing_queued():
+            raise unavailable() from error

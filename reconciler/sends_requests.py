@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from reconciler.problem import Problem
 
+LARGEST_BODY: Final = 256 * 1024
 LONGEST_KEY: Final = 255
 """In UTF-8 bytes."""
 DEEPEST: Final = 100
@@ -50,7 +51,7 @@ Time = Annotated[
     ),
 ]
 Seconds = Annotated[int, Meta(ge=1, le=86400, description="How long the submission may take, from the claim.")]
-Fence = Annotated[int, Meta(ge=1, le=2**63 - 1, description="Names the claim: its answer gave it.")]
+Fence = Annotated[int, Meta(ge=1, le=2**62 - 1, description="Names the claim: its answer gave it.")]
 Nonce = Annotated[
     str,
     Meta(

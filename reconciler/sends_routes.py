@@ -11,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
+from uuid import uuid4
 
+import asyncpg
 from aiohttp import web
 
 from reconciler import guard
 from reconciler.claims import claim_options, confirm_options, storable
-from reconciler.idempotency import REPLAYED, content_of, identity_of, key_of, require_same
-from reconciler.idempotency_store import ACQUIRE_SECONDS, Run, Store, unavailable
+from reconciler.idempotency import REPLAYED, Ambiguous, content_of, identity_of, key_of, require_same
+from reconciler.idempotency_store import ACQUIRE_SECONDS, AWAY, STATEMENTS_SECONDS, Run, Store, unavailable
 from reconciler.problem import Problem, retry_after
 from reconciler.sends_requests import Claim, Confirm, Decide, Enqueue, Fail, checked_key, read_body
 from reconciler.tokens import Caller
@@ -36,9 +38,12 @@ SUBMIT_SECONDS: Final = 60
 API_CONNECTIONS: Final = 5
 """Of a pool of its own, so that a flood of claims never takes those of passes or deliveries."""
 CLAIMS_AT_ONCE: Final = API_CONNECTIONS - 2
+CLAIM_LOCK: Final = "200ms"
+"""How long a claim waits on its connection for another transaction at the same send."""
+LOCK_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""After how many seconds, without a connection, it asks again."""
 HELD_SECONDS: Final = 15.0
 """When to ask again about a send that is held: passes look at it every so often."""
-CAPPED_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,8 @@ FAIL_STATES: Final = {"failed": "failed", "released": "pending", "waiting": "amb
 STANDING: Final = """
 SELECT wire_key, feed, message_class, attempt, created_at, claimed_at, submit_by, next_check_at, released_at,
        release_basis, held_reason, sent_at, failed_at, verdict_source, verdict_reason,
-       provider_message_id AS message_id, delivery, delivery_at, clock_timestamp() AS now,
-       CASE WHEN state = 'claimed' AND (cause IS NOT NULL OR submit_by <= clock_timestamp()) THEN 'ambiguous' ELSE state
-       END AS state
-FROM send_log WHERE wire_key = wire_key($1)
+       provider_message_id AS message_id, delivery, delivery_at, t AS now, send_shown_state(l, t) AS state
+FROM send_log l, clock_timestamp() AS t WHERE wire_key = wire_key($1)
 """
 
 
@@ -83,28 +86,54 @@ async def standing(connection: Any, key: str) -> Any:
 
 # What the claim itself would look at first, without a lock: most calls for a send that is taken end here, unwritten.
 PEEK: Final = """
-SELECT i.fingerprint, s.outcome, s.wire_key, s.attempt, s.fence, s.seconds_left, s.reason, s.retry_at,
-       l.submit_by, l.next_check_at, clock_timestamp() AS now,
-       CASE WHEN l.state = 'claimed' AND (l.cause IS NOT NULL OR l.submit_by <= clock_timestamp()) THEN 'ambiguous'
-            ELSE l.state END AS state
-FROM (VALUES (1)) AS one
+SELECT i.fingerprint, s.outcome, k.wire_key, s.attempt, s.fence, s.seconds_left, s.reason, s.retry_at,
+       l.submit_by, l.next_check_at, t AS now, send_shown_state(l, t) AS state
+FROM clock_timestamp() AS t CROSS JOIN wire_key($1) AS k(wire_key)
 LEFT JOIN idempotency i ON i.id = $4
-LEFT JOIN send_log l ON l.wire_key = wire_key($1)
-LEFT JOIN LATERAL send_standing(l, $1, $2, $3::jsonb, clock_timestamp()) AS s ON true
+LEFT JOIN send_log l ON l.wire_key = k.wire_key
+LEFT JOIN LATERAL send_standing(l, $1, $2, $3::jsonb, t) AS s ON true
 """
 
 
-async def peek(connection: Any, asked: Claim, options: Mapping[str, Any], identity: str) -> Any:
+async def peek(connection: Any, call: Call) -> Any:
     """Return how a claim of a row that isn't pending is answered, and the content that its Idempotency-Key stands for.
 
     No outcome: the claim has to be made.
     """
-    return await connection.fetchrow(PEEK, asked.key, asked.feed, claim_options(options), identity)
+    return await connection.fetchrow(PEEK, call.asked.key, call.asked.feed, claim_options(call.options), call.identity)
 
 
-WIRE_KEY: Final = "SELECT wire_key($1)"
+# Both for this transaction. A lock timeout of the session's own would not get through a pooler.
+HURRY: Final = """
+SELECT set_config('lock_timeout', $2, true),
+       (SELECT true FROM send_log WHERE wire_key = wire_key($1) FOR UPDATE NOWAIT)
+"""
+CLAIM: Final = "SELECT * FROM send_claim($1, $2, $3::jsonb)"
+
+
+async def make_claim(connection: Any, call: Call, store: Store) -> Any:
+    """Claim, and commit that with the record of its Idempotency-Key. Raises LockNotAvailableError soon."""
+    async with connection.transaction(isolation="read_committed"):
+        await connection.execute(HURRY, call.asked.key, CLAIM_LOCK)
+        found = await store.begin_on(connection, Run(call.identity, uuid4(), store), call.content, "anew")
+        if not isinstance(found, Run):
+            require_same(found, call.content)
+        return await connection.fetchrow(CLAIM, call.asked.key, call.asked.feed, claim_options(call.options))
+
+
 RELEASE: Final = "SELECT outcome, reason FROM operator_release($1, $2, $3)"
 DECIDE: Final = "SELECT outcome, reason FROM operator_decide($1, $4, $2, $3)"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A claim that is asked for, and what names it."""
+
+    asked: Claim
+    provider: Provider
+    identity: str
+    content: str
+    options: dict[str, Any]
 
 
 class Routes:
@@ -114,10 +143,15 @@ class Routes:
         self._store, self._feeds = store, feeds
         self._claims = asyncio.Semaphore(CLAIMS_AT_ONCE)
 
-    def _connection(self) -> Any:
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
         if self._store.pool is None:
             raise unavailable()
-        return self._store.pool.acquire(timeout=ACQUIRE_SECONDS)
+        async with (
+            self._store.pool.acquire(timeout=ACQUIRE_SECONDS) as connection,
+            asyncio.timeout(STATEMENTS_SECONDS),
+        ):
+            yield connection
 
     @asynccontextmanager
     async def _place_to_claim(self) -> AsyncIterator[None]:
@@ -135,29 +169,36 @@ class Routes:
         So its Idempotency-Key, which two workers at the same job may share, grants nothing twice. A `nonce`, which one
         call makes up for itself, does: where that call's answer was lost, it gets the same claim again.
         """
+        call = await self._called(request)
+        for pause in LOCK_PAUSES:
+            with suppress(asyncpg.LockNotAvailableError):
+                return await self._claim(request, call)
+            await asyncio.sleep(pause)  # a transaction that lasts holds up nobody else's claims
+        return await self._claim(request, call)
+
+    async def _called(self, request: web.Request) -> Call:
         asked = await read_body(request, Claim)
         provider = self._provider(asked.feed)
         checked_key(asked.key)
-        identity = identity_of(request[CALLER].name, request, key_of(request, required=True) or "")
-        content = await content_of(request)
         caller = f"api:{request[CALLER].name}"
         options = {"claimed_by": caller} | asked.options()
         if asked.nonce is not None:
             options["nonce"] = hashlib.sha256(f"{caller}\0{asked.nonce}".encode()).hexdigest()
+        identity = identity_of(request[CALLER].name, request, key_of(request, required=True) or "")
+        return Call(asked, provider, identity, await content_of(request), options)
+
+    async def _claim(self, request: web.Request, call: Call) -> web.Response:
         async with self._place_to_claim(), self._connection() as connection:
-            seen = await peek(connection, asked, options, identity)
+            seen = await peek(connection, call)
             if seen["fingerprint"] is not None:
-                require_same(seen, content)
+                require_same(seen, call.content)
             if seen["outcome"] is not None:
-                return _claim_answer(request, asked, seen, seen, provider)
-            found = await self._store.begin_on(connection, identity, content, "anew")
-            if not isinstance(found, Run):
-                require_same(found, content)
-            if asked.known_message_id is None and provider.stamp("any").message_id is not None:
-                options["known_message_id"] = provider.stamp(await connection.fetchval(WIRE_KEY, asked.key)).message_id
-            row = await connection.fetchrow(guard.CLAIM, asked.key, asked.feed, claim_options(options))
-            now = None if row["outcome"] == "claimed" else await standing(connection, asked.key)
-        return _claim_answer(request, asked, row, now, provider)
+                return _claim_answer(request, call, seen, seen)
+            if (known := call.provider.stamp(seen["wire_key"]).message_id) is not None:
+                call.options.setdefault("known_message_id", known)
+            row = await make_claim(connection, call, self._store)
+            now = None if row["outcome"] == "claimed" else await standing(connection, call.asked.key)
+        return _claim_answer(request, call, row, now)
 
     async def enqueue(self, request: web.Request) -> web.Response:
         """Write a send that is to be claimed later."""
@@ -214,10 +255,14 @@ class Routes:
 
     async def _decide(self, request: web.Request, statement: str, *action: str) -> web.Response:
         asked, key = await read_body(request, Decide), _key(request)
-        async with self._connection() as connection, connection.transaction(isolation="read_committed"):
-            row = await connection.fetchrow(
-                statement, key, asked.reason.strip(), f"api:{request[CALLER].name}", *action
-            )
+        said, row = (asked.reason.strip(), f"api:{request[CALLER].name}", *action), None
+        try:
+            async with self._connection() as connection, connection.transaction(isolation="read_committed"):
+                row = await connection.fetchrow(statement, key, *said)
+        except AWAY:
+            if row is None:  # nothing was committed
+                raise
+            raise Ambiguous from None  # performed again it would decide about the next attempt
         if row["outcome"] == "unknown_key":
             raise _refusal(404, row["outcome"], "no send has this key")
         if row["outcome"] == "refused":
@@ -238,9 +283,9 @@ def _key(request: web.Request) -> str:
     return checked_key(request.match_info["key"])
 
 
-def _claim_answer(request: web.Request, asked: Claim, row: Any, now: Any, provider: Provider) -> web.Response:
+def _claim_answer(request: web.Request, call: Call, row: Any, now: Any) -> web.Response:
     if row["outcome"] == "claimed":
-        return _claimed(request, row, provider, asked.submit_within or SUBMIT_SECONDS)
+        return _claimed(request, row, call.provider, call.asked.submit_within or SUBMIT_SECONDS)
     return _not_claimed(request, row, now)
 
 
@@ -296,7 +341,7 @@ def _when_to_ask_again(outcome: str, row: Any, now: Any) -> tuple[datetime | Non
         case _:
             return None, None
     if at is None:
-        return None, CAPPED_SECONDS if outcome == "capped" else HELD_SECONDS
+        return None, HELD_SECONDS
     return at, (at - now["now"]).total_seconds() if now else HELD_SECONDS
 
 

@@ -205,6 +205,19 @@ class OutboxSettings(Section):
         return self
 
 
+class RetentionSettings(Section):
+    """How long what is over is kept. What may still be needed stays longer; see docs/retention.md."""
+
+    rows: Duration = timedelta(days=30)
+    """Sends, from their end. A job that is older (`intended_at`) is refused, since its row may be gone."""
+    events: Duration = timedelta(days=60)
+    """Events, dropped by months, and sends that were ambiguous."""
+    passes: Duration = timedelta(days=30)
+    """Passes, counts of deliveries, ended back-fills, and what processes found."""
+    every: Duration = Field(default=timedelta(hours=24), gt=timedelta(0))
+    """How often the daemon prunes."""
+
+
 class TokenSettings(Section):
     """Who may call `/v1/sends`. Its name is the caller's; several hashes are several tokens of his (rotation)."""
 
@@ -212,6 +225,13 @@ class TokenSettings(Section):
     """`sha256:` and the hex digits, as `reconciler token` prints them; the tokens themselves are kept nowhere."""
     scopes: OneOrMany[Scope] = ("send",)
     """`send`: claim, confirm, fail, enqueue. `operate`: decide as an operator does. Both may look."""
+
+    @field_validator("hash", "scopes")
+    @classmethod
+    def _is_some(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        if not given:
+            raise ValueError("is empty, so nobody could use this token: fill it, or remove the token's table")
+        return given
 
 
 class ApiSettings(Section):
@@ -221,6 +241,16 @@ class ApiSettings(Section):
     """Without any, every call is refused."""
     idempotency_retention: Duration = Field(default=timedelta(hours=24), ge=timedelta(hours=1))
     """How long an Idempotency-Key is remembered: longer than any client repeats a request."""
+
+    @field_validator("tokens")
+    @classmethod
+    def _names_one_caller(cls, tokens: dict[str, TokenSettings]) -> dict[str, TokenSettings]:
+        owners: dict[str, str] = {}
+        for name, token in tokens.items():
+            for hashed in token.hash:
+                if (owner := owners.setdefault(hashed, name)) != name:
+                    raise ValueError(f'has one hash under "{owner}" and "{name}": a token has one name, make a second')
+        return tokens
 
 
 class LogSettings(Section):

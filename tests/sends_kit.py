@@ -12,6 +12,8 @@ from urllib.parse import quote
 import asyncpg
 from aiohttp import TCPConnector, web
 from aiohttp.test_utils import TestClient, TestServer
+from multidict import CIMultiDict
+from yarl import URL
 
 from reconciler.idempotency import Store
 from reconciler.sends_http import add_api
@@ -46,10 +48,10 @@ class Sender:
         self.headers: dict[str, str] = {}
 
     async def call(
-        self, method: str, path: str, json: Any = None, *, key: str | None = None, **more: Any
+        self, method: str, path: str | URL, json: Any = None, *, key: str | None = None, **more: Any
     ) -> tuple[int, Any]:
-        headers = {"Authorization": f"Bearer {self.bearer}"} | ({"Idempotency-Key": key} if key else {})
-        headers |= more.pop("headers", {})
+        headers = CIMultiDict(more.pop("headers", {}), Authorization=f"Bearer {self.bearer}")
+        headers.update({"Idempotency-Key": key} if key else {})
         given = {"json": json} if json is not None else {}
         async with self.client.request(method, path, headers=headers, **given, **more) as answer:
             self.headers = dict(answer.headers)
@@ -73,8 +75,35 @@ class Sender:
         return await self.call("POST", path(key, "operator", verb), {"reason": reason})
 
 
-def path(key: str, *verbs: str) -> str:
-    return "/".join(("/v1/sends", quote(key, safe=""), *verbs))
+def path(key: str, *verbs: str) -> URL:
+    return URL("/".join(("/v1/sends", quote(key, safe=""), *verbs)), encoded=True)
+
+
+class Losing(asyncpg.Connection):  # type: ignore[type-arg]
+    """A connection that breaks once, when a statement with `statement` in it was performed, before it is answered."""
+
+    statement: str | None = None
+
+    async def execute(self, query: str, *args: Any, **given: Any) -> Any:
+        return self.break_after(query, await super().execute(query, *args, **given))
+
+    async def fetchval(self, query: str, *args: Any, **given: Any) -> Any:
+        return self.break_after(query, await super().fetchval(query, *args, **given))
+
+    def break_after(self, query: str, answer: Any) -> Any:
+        if Losing.statement is None or Losing.statement not in query:
+            return answer
+        Losing.statement = None
+        self.terminate()
+        raise asyncpg.ConnectionDoesNotExistError("lost")
+
+
+@asynccontextmanager
+async def losing(dsn: str) -> AsyncIterator[asyncpg.Pool]:
+    """A pool of such connections."""
+    async with asyncpg.create_pool(dsn, min_size=1, max_size=2, connection_class=Losing) as pool:
+        yield pool
+    Losing.statement = None
 
 
 @asynccontextmanager

@@ -4,19 +4,25 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 import pytest
-from aiohttp import web
+from aiohttp import ClientError, web
 from aiohttp.test_utils import TestClient, TestServer
 from kit import call, claim, confirm, fail, make_older
+from multidict import CIMultiDict
+from sends_kit import Losing, losing
 from structlog.testing import capture_logs
+from yarl import URL
 
 from reconciler.idempotency import Ambiguous, Store, delete_old, idempotency, names_send, nothing_queued
+from webhooks.event import wire_key
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 LIMIT = 10.0
@@ -140,12 +146,9 @@ async def test_case_061_4_a_refusal_is_replayed(shop: Shop) -> None:
     assert shop.runs == 1
 
 
-async def returned_500(_: web.Request) -> web.Response:
-    return web.Response(status=500)
-
-
 async def raised_503(_: web.Request) -> web.Response:
-    raise web.HTTPServiceUnavailable
+    with nothing_queued():
+        raise web.HTTPServiceUnavailable
 
 
 async def not_now(_: web.Request) -> web.Response:
@@ -157,7 +160,7 @@ async def broke_before(_: web.Request) -> web.Response:
         raise KeyError("order")
 
 
-@pytest.mark.parametrize("handle", [returned_500, raised_503, not_now, broke_before])
+@pytest.mark.parametrize("handle", [raised_503, not_now, broke_before])
 async def test_case_061_5_what_failed_before_anything_was_queued_is_performed_again(shop: Shop, handle: Handle) -> None:
     shop.handle = handle
     assert (await shop())[0] in (500, 503, 429)
@@ -174,10 +177,22 @@ async def broke(_: web.Request) -> web.Response:
     raise KeyError("answer")
 
 
-@pytest.mark.parametrize("handle", [timed_out, broke])
+async def returned_504(_: web.Request) -> web.Response:
+    return web.Response(status=504)
+
+
+async def returned_408(_: web.Request) -> web.Response:
+    return web.Response(status=408)
+
+
+async def raised_500(_: web.Request) -> web.Response:
+    raise web.HTTPInternalServerError
+
+
+@pytest.mark.parametrize("handle", [timed_out, broke, returned_504, returned_408, raised_500])
 async def test_case_061_6_what_may_have_been_sent_is_never_performed_again(shop: Shop, handle: Handle) -> None:
     shop.handle = handle
-    assert (await shop())[0] in (409, 500)
+    assert (await shop())[0] in (408, 409, 500, 504)
     shop.handle = queued
     status, refused = await shop.problem()
     assert (status, refused["outcome"], refused["state"]) == (409, "ambiguous", "ambiguous")
@@ -253,7 +268,7 @@ async def test_an_ambiguous_request_is_answered_by_what_became_of_its_send(
         if beforehand:
             await names_send(request, "receipt-7")
             raise TimeoutError
-        raise Ambiguous(wire_key="receipt-7")
+        raise Ambiguous(key="receipt-7")
 
     shop.handle = unsure
     await shop()
@@ -271,7 +286,7 @@ async def test_a_request_whose_send_failed_says_so(shop: Shop, db: asyncpg.Pool)
     fence = (await claim(db, "receipt-7"))["fence"]
 
     async def unsure(_: web.Request) -> web.Response:
-        raise Ambiguous(wire_key="receipt-7")
+        raise Ambiguous(key="receipt-7")
 
     shop.handle = unsure
     await shop()
@@ -285,7 +300,7 @@ async def test_a_request_whose_send_was_released_is_performed_again_by_one_calle
     await claim(db, "receipt-7")
 
     async def unsure(_: web.Request) -> web.Response:
-        raise Ambiguous(wire_key="receipt-7")
+        raise Ambiguous(key="receipt-7")
 
     shop.handle = unsure
     await shop()
@@ -322,8 +337,116 @@ async def test_a_named_request_that_ends_with_an_error_is_left_to_its_send(shop:
     assert shop.runs == 1
 
 
+READABLE = "order.receipt:7"
+
+
+@pytest.mark.parametrize("beforehand", [True, False])
+async def test_a_send_may_be_named_by_the_key_that_its_sender_gave_it(
+    shop: Shop, db: asyncpg.Pool, beforehand: bool
+) -> None:
+    fence = (await claim(db, READABLE))["fence"]
+
+    async def unsure(request: web.Request) -> web.Response:
+        if beforehand:
+            await names_send(request, READABLE)
+            raise TimeoutError
+        raise Ambiguous(key=READABLE)
+
+    shop.handle = unsure
+    await shop()
+    status, refused = await shop.problem()
+    assert (status, refused["state"], refused["wire_key"]) == (409, "ambiguous", wire_key(READABLE))
+    await confirm(db, READABLE, fence)
+    assert (await shop())[0] == 200
+    assert shop.runs == 1
+
+
+@pytest.mark.parametrize("beforehand", [True, False])
+async def test_a_send_that_the_log_does_not_know_proves_nothing(shop: Shop, db: asyncpg.Pool, beforehand: bool) -> None:
+    async def unsure(request: web.Request) -> web.Response:
+        if beforehand:
+            await names_send(request, READABLE)
+            raise asyncio.CancelledError  # as in a killed process
+        raise Ambiguous(key=READABLE)
+
+    shop.handle = unsure
+    with suppress(ClientError):
+        await shop()
+    await end_lease(db)
+    for _ in range(2):
+        assert (await shop.problem())[1]["outcome"] == "ambiguous"
+    assert shop.runs == 1
+
+
+async def test_a_crash_before_the_claim_is_resolved_where_the_send_was_written_first(
+    shop: Shop, db: asyncpg.Pool
+) -> None:
+    async def dies(request: web.Request) -> web.Response:
+        await call(db, "send_enqueue", READABLE, "mg", "{}")
+        await names_send(request, READABLE)
+        raise asyncio.CancelledError
+
+    shop.handle = dies
+    with suppress(ClientError):
+        await shop()
+    await end_lease(db)
+    shop.handle = queued
+    assert (await shop())[0] == 202
+    assert shop.runs == 2
+
+
+async def test_a_handler_without_a_key_may_be_unsure_too(db: asyncpg.Pool) -> None:
+    async with serving(Store(db), required=False) as shop:
+        shop.handle = timed_out
+        status, text = await shop(key=None)
+        assert (status, json.loads(text)["outcome"]) == (409, "ambiguous")
+
+
+async def test_what_is_safe_to_repeat_is_performed_until_an_answer_is_kept(db: asyncpg.Pool) -> None:
+    async with serving(Store(db), repeatable=lambda _: True) as shop:
+        for shop.handle in (broke, returned_504, timed_out):
+            assert (await shop())[0] >= 400
+        assert (await shop(b"other"))[0] == 422
+        shop.handle = queued
+        assert [await shop(), await shop()] == [(202, '{"queued": true}')] * 2
+        assert shop.headers["Idempotent-Replayed"] == "true"
+        assert shop.runs == 4
+
+
+async def test_of_two_answers_to_what_is_safe_to_repeat_the_first_is_kept(db: asyncpg.Pool) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: web.Request) -> web.StreamResponse:
+        begun.set()
+        await go.wait()
+        return web.Response(status=201)
+
+    async with serving(Store(db), repeatable=lambda _: True) as shop:
+        shop.handle = slow
+        first = asyncio.create_task(shop())
+        async with asyncio.timeout(LIMIT):
+            await begun.wait()
+        shop.handle = queued
+        assert (await shop())[0] == 202
+        go.set()
+        assert (await first)[0] == 201
+        assert (await shop())[0] == 202
+
+
+async def test_a_request_is_taken_over_only_while_its_send_is_free(db: asyncpg.Pool) -> None:
+    store = Store(db)
+    run = await store.begin("id", "content")
+    await store.give_up(run, "receipt-7")
+    assert await store.take_over("id", run.number) is None
+    fence = (await claim(db, "receipt-7"))["fence"]
+    assert await store.take_over("id", run.number) is None
+    await fail(db, "receipt-7", fence, not_sent=True)
+    assert await store.take_over("id", run.number) is not None
+
+
 async def test_a_run_whose_request_was_given_to_another_changes_nothing(db: asyncpg.Pool) -> None:
     store = Store(db)
+    await call(db, "send_enqueue", "receipt-7", "mg", "{}")
     late = await store.begin("id", "content")
     await store.name(late, "receipt-7")
     await end_lease(db)
@@ -435,15 +558,52 @@ async def test_a_freed_key_that_could_not_be_freed_is_performed_again_all_the_sa
 ) -> None:
     async def loses_the_table(_: web.Request) -> web.Response:
         await db.execute("ALTER TABLE idempotency RENAME TO elsewhere")
-        return web.Response(status=503)
+        return web.Response(status=429)
 
     shop.handle = loses_the_table
-    assert (await shop())[0] == 503
+    assert (await shop())[0] == 429
     await db.execute("ALTER TABLE elsewhere RENAME TO idempotency")
     shop.handle = queued
     assert (await shop(b"other"))[0] == 422
     assert [(await shop())[0], (await shop())[0]] == [202, 202]
     assert shop.runs == 2
+
+
+@pytest.mark.parametrize("lost", ["INSERT INTO idempotency", "pg_advisory_unlock_all"])
+async def test_a_record_that_nobody_knows_was_begun_is_performed_by_a_repeat(
+    dsn: str, db: asyncpg.Pool, lost: str
+) -> None:
+    async with losing(dsn) as pool, serving(Store(pool)) as shop:
+        Losing.statement = lost
+        shop.handle = queued
+        assert (await shop())[0] == 503
+        assert await db.fetchval("SELECT state FROM idempotency") == "begun"
+        assert (await shop())[0] == 202
+        assert (await shop())[0] == 202
+        assert shop.runs == 1
+
+
+async def test_a_repeated_answer_is_the_same_to_its_last_header(shop: Shop) -> None:
+    packed = gzip.compress(b'{"queued": true}')
+
+    async def packs(_: web.Request) -> web.Response:
+        headers = [("Content-Encoding", "gzip"), ("Link", "</1>; rel=self"), ("Link", "</2>; rel=next")]
+        return web.Response(body=packed, content_type="application/json", headers=CIMultiDict(headers))
+
+    shop.handle = packs
+    for _ in range(2):
+        async with shop.client.post("/receipts", headers={"X-Who": "ann", "Idempotency-Key": "k-1"}) as answer:
+            assert answer.headers.getall("Link") == ["</1>; rel=self", "</2>; rel=next"]
+            assert await answer.json() == {"queued": True}
+    assert answer.headers["Idempotent-Replayed"] == "true"
+
+
+async def test_a_path_is_one_however_it_is_encoded(shop: Shop) -> None:
+    for path in ("/receipts", "/receipt%73"):
+        headers = {"X-Who": "ann", "Idempotency-Key": "k-1"}
+        async with shop.client.post(URL(path, encoded=True), headers=headers) as answer:
+            assert answer.status == 202
+    assert shop.runs == 1
 
 
 async def test_an_answer_that_cannot_be_given_again_is_a_mistake_that_shows_at_once(shop: Shop) -> None:
@@ -472,6 +632,14 @@ async def test_records_are_deleted_when_kept_long_enough_and_never_while_their_s
     assert await delete_old(db) == 1
     assert [r["id"] for r in await db.fetch("SELECT id FROM idempotency ORDER BY id")] == ["new", "undecided"]
     await confirm(db, "receipt-7", await db.fetchval("SELECT fence FROM send_log"))
+    assert await delete_old(db) == 1
+
+
+async def test_a_record_is_not_deleted_while_its_request_runs(db: asyncpg.Pool) -> None:
+    store = Store(db, retention=timedelta(0))
+    await store.begin("running", "content")
+    assert await delete_old(db) == 0
+    await end_lease(db)
     assert await delete_old(db) == 1
 
 

@@ -7,25 +7,30 @@ import asyncio
 import gzip
 import io
 import json
+import string
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any
 from uuid import uuid4
 
 import asyncpg
 import pytest
-from kit import call, event, make_older, row
+from kit import call, event, make_older, row, until_it_waits
+from multidict import CIMultiDict
 from prometheus_client import REGISTRY
-from sends_kit import FEEDS, KEY, OPS, OTHER, SETTINGS, SHOP, Sender, api, fresh, path, token
+from sends_kit import FEEDS, KEY, OPS, OTHER, SETTINGS, SHOP, Losing, Sender, api, fresh, losing, path, token
 from structlog.testing import capture_logs
+from yarl import URL
 
-from reconciler.sends_routes import API_CONNECTIONS, CLAIMS_AT_ONCE
+from reconciler.sends_routes import API_CONNECTIONS
 from reconciler.settings_tables import ApiSettings
 from webhooks.database import connect_pool
 from webhooks.event import wire_key
 
 WIRE_KEY = wire_key(KEY)
+LIMIT = 30.0
 
 
 @pytest.fixture
@@ -179,6 +184,15 @@ async def test_two_workers_at_one_job_share_its_idempotency_key_and_only_one_may
     assert told(await sender.claim(call=f'"{job}"')) == (409, "in_flight", "claimed")
 
 
+async def test_a_job_that_comes_again_after_its_send_was_given_free_gets_the_next_attempt(sender: Sender) -> None:
+    job = fresh()
+    _, first = await sender.claim(call=job)
+    assert told(await sender.fail(first["fence"], not_sent=True)) == (200, "released", "pending")
+    status, second = await sender.claim(call=job)
+    assert (status, second["attempt"]) == (201, 2)
+    assert second["fence"] != first["fence"]
+
+
 async def test_a_repeated_call_is_no_right_to_submit_once_the_attempt_is_over(sender: Sender, db: asyncpg.Pool) -> None:
     reported, overdue = uuid4().hex, uuid4().hex
     _, claimed = await sender.claim("reported", nonce=reported)
@@ -256,6 +270,78 @@ async def test_what_is_repeated_with_its_idempotency_key_gets_the_stored_answer(
     assert told(await sender.claim("other", call=call_1)) == (201, "claimed", "claimed")
 
 
+async def test_what_a_sender_says_is_stored_though_the_process_that_heard_it_first_died(
+    dsn: str, db: asyncpg.Pool
+) -> None:
+    pool = await connect_pool(dsn, size=2, application="test")
+    async with api(pool) as dying, api(db) as other, db.acquire() as connection:
+        fences = [(await other.claim(key))[1]["fence"] for key in ("sent", "failed")]
+        held = connection.transaction()
+        await held.start()
+        await connection.execute("SELECT FROM send_log FOR UPDATE")
+        enqueued = {"key": "later", "feed": "mg"}
+        await connection.execute("SELECT send_enqueue('later', 'mg', '{}')")
+
+        async def say(to: Sender) -> list[tuple[int, str, str | None]]:
+            calls = (
+                to.confirm(fences[0], "sent", call="c-1"),
+                to.fail(fences[1], "failed", not_sent=False, call="f-1"),
+                to.call("POST", "/v1/enqueue", enqueued, key="e-1"),
+            )
+            return [told(await call_) for call_ in calls]
+
+        first = asyncio.create_task(say(dying))
+        await until_it_waits(db, first)
+        pool.terminate()
+        assert {status for status, _, _ in await first} == {503}
+        await held.rollback()
+        assert await say(other) == [(200, "sent", "sent"), (200, "failed", "failed"), (201, "enqueued", None)]
+        assert await say(other) == [(200, "sent", "sent"), (200, "failed", "failed"), (201, "enqueued", None)]
+        assert other.headers["Idempotent-Replayed"] == "true"
+
+
+async def test_a_release_whose_answer_was_lost_is_not_performed_again(dsn: str, db: asyncpg.Pool) -> None:
+    async with losing(dsn) as pool, api(pool) as sender:
+        ops, body = as_(sender, OPS), {"reason": "lost"}
+        for key in ("r-1", None):
+            await sender.claim()
+            await make_older(db, KEY, timedelta(hours=1))
+            Losing.statement = "COMMIT;"
+            answer = await ops.call("POST", path(KEY, "operator", "release"), body, key=key)
+            assert told(answer) == (409, "ambiguous", "ambiguous")
+            assert (await row(db, KEY))["state"] == "pending"
+        await sender.claim()
+        await make_older(db, KEY, timedelta(hours=1))
+        answer = await ops.call("POST", path(KEY, "operator", "release"), body, key="r-1")
+        assert told(answer) == (409, "ambiguous", "ambiguous")
+        assert (await row(db, KEY))["state"] == "claimed"
+
+
+async def test_a_decision_that_the_database_never_took_is_made_by_its_repeat(dsn: str, db: asyncpg.Pool) -> None:
+    pool = await connect_pool(dsn, size=2, application="test", lock_seconds=0.2)
+    async with api(pool) as sender, db.acquire() as connection:
+        ops, body = as_(sender, OPS), {"reason": "lost"}
+        await sender.claim()
+        await make_older(db, KEY, timedelta(hours=1))
+        async with connection.transaction():
+            await connection.execute("SELECT FROM send_log FOR UPDATE")
+            assert (await ops.call("POST", path(KEY, "operator", "release"), body, key="r-1"))[0] == 503
+        answer = await ops.call("POST", path(KEY, "operator", "release"), body, key="r-1")
+        assert told(answer) == (200, "released", "pending")
+    await pool.close()
+
+
+async def test_a_send_is_one_however_its_key_is_encoded_in_a_path(sender: Sender, db: asyncpg.Pool) -> None:
+    ops = as_(sender, OPS)
+    for key in ("order%3A1", "order:1"):
+        await sender.claim("order:1")
+        await make_older(db, "order:1", timedelta(hours=1))
+        release = URL(f"/v1/sends/{key}/operator/release", encoded=True)
+        assert told(await ops.call("POST", release, {"reason": "lost"}, key="r-1")) == (200, "released", "pending")
+    assert ops.headers["Idempotent-Replayed"] == "true"
+    assert (await row(db, "order:1"))["attempt"] == 2
+
+
 async def test_a_repeated_release_does_not_release_the_next_attempt(sender: Sender, db: asyncpg.Pool) -> None:
     ops = as_(sender, OPS)
     release, body = path(KEY, "operator", "release"), {"reason": "lost"}
@@ -299,6 +385,16 @@ async def test_a_key_of_any_characters_can_be_named_in_a_path(sender: Sender, ke
     assert claimed["wire_key"] == wire_key(key)
     assert told(await sender.confirm(claimed["fence"], key)) == (200, "sent", "sent")
     assert (await sender.look(key))[1]["wire_key"] == wire_key(key)
+
+
+async def test_any_printable_key_can_be_named_in_a_path(sender: Sender) -> None:
+    random = Random(7)
+    alphabet = string.printable + "äß€😀\u0301" + "%/?#{}" * 5
+    for length in range(1, 41):
+        key = "".join(random.choices(alphabet, k=length)) + "!"  # no client sends the paths . and ..
+        _, claimed = await sender.claim(key)
+        assert claimed["wire_key"] == wire_key(key)
+        assert told(await sender.confirm(claimed["fence"], key)) == (200, "sent", "sent")
 
 
 # Operators
@@ -411,17 +507,26 @@ async def test_case_075_a_key_of_more_than_255_bytes_is_refused(sender: Sender, 
     assert told(await sender.claim("ä" * 127)) == (201, "claimed", "claimed")
 
 
+async def test_a_fence_that_no_claim_can_have_is_refused(sender: Sender) -> None:
+    for fence in (0, 2**62, 2**63 - 1):
+        assert told(await sender.confirm(fence)) == (422, "invalid", None)
+
+
 async def test_a_null_is_not_given(sender: Sender, db: asyncpg.Pool) -> None:
     assert (await sender.claim(recipient=None, submit_within=None, payload=None))[0] == 201
     assert (await row(db, KEY))["payload"] is None
 
 
 async def test_bodies_are_small_plain_and_soon_there(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, refused = await sender.call("POST", "/v1/sends", key=fresh(), data=io.BytesIO(b" " * 1_100_000))
-    assert (status, refused["outcome"]) == (413, "too_large")
-    packed, encoding = gzip.compress(b"{}"), {"Content-Encoding": "gzip"}
-    status, refused = await sender.call("POST", "/v1/sends", key=fresh(), data=packed, headers=encoding)
-    assert (status, refused["outcome"]) == (415, "encoding")
+    assert (await sender.claim("big", payload="x" * 260_000))[0] == 201
+    for data in (b" " * 262_145, io.BytesIO(b" " * 262_145), io.BytesIO(b" " * 1_100_000)):
+        status, refused = await sender.call("POST", "/v1/sends", key=fresh(), data=data)
+        assert (status, refused["outcome"]) == (413, "too_large")
+    packed, encodings = gzip.compress(b"{}"), (["gzip"], ["identity", "gzip"], ["identity, gzip"])
+    for encoding in encodings:
+        headers = CIMultiDict([("Content-Encoding", one) for one in encoding])
+        status, refused = await sender.call("POST", "/v1/sends", key=fresh(), data=packed, headers=headers)
+        assert (status, refused["outcome"]) == (415, "encoding")
     monkeypatch.setattr("reconciler.sends_http.BODY_SECONDS", 0.05)
     ended = asyncio.Event()
 
@@ -432,6 +537,27 @@ async def test_bodies_are_small_plain_and_soon_there(sender: Sender, monkeypatch
     status, refused = await sender.call("POST", "/v1/sends", key=fresh(), data=slowly())
     ended.set()
     assert (status, refused["outcome"]) == (408, "slow")
+
+
+async def test_only_so_many_large_bodies_are_held_and_small_ones_pass(
+    dsn: str, db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.sends_http.LARGE_AT_ONCE", 1)
+    pool = await connect_pool(dsn, size=API_CONNECTIONS, application="test")
+    async with api(pool) as sender, db.acquire() as connection:
+        _, claimed = await sender.claim()
+        held = connection.transaction()
+        await held.start()
+        await connection.execute("SELECT FROM send_log FOR UPDATE")
+        first = asyncio.create_task(sender.confirm(claimed["fence"], response="x" * 20_000))
+        await until_it_waits(db, first)
+        monkeypatch.setattr("reconciler.sends_http.BODY_SECONDS", 0.05)
+        assert told(await sender.claim("large", payload="x" * 20_000)) == (503, "busy", None)
+        assert told(await sender.claim("small")) == (201, "claimed", "claimed")
+        await held.rollback()
+        assert told(await first) == (200, "sent", "sent")
+        assert told(await sender.claim("large", payload="x" * 20_000)) == (201, "claimed", "claimed")
+    await pool.close()
 
 
 async def test_unknown_paths_and_methods_are_problems_too(sender: Sender) -> None:
@@ -478,26 +604,59 @@ async def test_a_send_that_somebody_holds_is_busy_and_nothing_is_lost(dsn: str, 
     await pool.close()
 
 
-async def test_whoever_says_how_it_went_does_not_wait_behind_a_crowd_of_claims(dsn: str, db: asyncpg.Pool) -> None:
-    pool = await connect_pool(dsn, size=API_CONNECTIONS, application="test", lock_seconds=5)
-    async with api(pool) as sender:
+async def test_a_send_that_a_transaction_holds_delays_nobody_elses_claims(
+    dsn: str, db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.sends_routes.LOCK_PAUSES", (0.05,) * 2000)
+    pool = await connect_pool(dsn, size=API_CONNECTIONS, application="test")
+    async with api(pool) as sender, db.acquire() as connection:
         _, claimed = await sender.claim("mine")
         await call(db, "send_enqueue", "wanted", "mg", "{}")
-        async with db.acquire() as connection:
-            held = connection.transaction()
-            await held.start()
-            await connection.execute("SELECT FROM send_log WHERE wire_key = 'wanted' FOR UPDATE")
-            crowd = [asyncio.create_task(sender.claim("wanted")) for _ in range(20)]
-            while await pool.fetchval(WAITING) < CLAIMS_AT_ONCE:  # noqa: ASYNC110 - the database knows
-                await asyncio.sleep(0)
+        held = connection.transaction()
+        await held.start()
+        await connection.execute("SELECT FROM send_log WHERE wire_key = 'wanted' FOR UPDATE")
+        crowd = [asyncio.create_task(sender.claim("wanted")) for _ in range(20)]
+        async with asyncio.timeout(LIMIT):
+            for n in range(10):
+                assert told(await sender.claim(f"other-{n}")) == (201, "claimed", "claimed")
             assert told(await sender.confirm(claimed["fence"], "mine")) == (200, "sent", "sent")
-            assert not any(task.done() for task in crowd)
-            await held.rollback()
+        assert not any(task.done() for task in crowd)
+        await held.rollback()
         assert Counter(status for status, _ in await asyncio.gather(*crowd)) == {201: 1, 409: 19}
     await pool.close()
 
 
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+@pytest.mark.parametrize("holds", ["SELECT FROM send_log FOR UPDATE", "SELECT send_enqueue('wanted', 'mg', '{}')"])
+async def test_a_claim_that_was_not_waited_for_is_never_granted(
+    dsn: str, db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch, holds: str
+) -> None:
+    monkeypatch.setattr("reconciler.sends_routes.LOCK_PAUSES", (0.01,))
+    monkeypatch.setattr("reconciler.sends_routes.CLAIM_LOCK", "20ms")
+    pool = await connect_pool(dsn, size=API_CONNECTIONS, application="test")  # no lock_timeout, as behind a pooler
+    async with api(pool) as sender, db.acquire() as connection:
+        if "FOR UPDATE" in holds:
+            await call(db, "send_enqueue", "wanted", "mg", "{}")
+        async with connection.transaction():
+            await connection.execute(holds)
+            assert told(await sender.claim("wanted")) == (503, "unavailable", None)
+        assert (await row(db, "wanted"))["state"] == "pending"
+        assert told(await sender.claim("wanted")) == (201, "claimed", "claimed")
+    await pool.close()
+
+
+async def test_whatever_waits_for_a_lock_is_answered_in_time(
+    dsn: str, db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.sends_routes.STATEMENTS_SECONDS", 0.2)
+    pool = await connect_pool(dsn, size=API_CONNECTIONS, application="test")
+    async with api(pool) as sender, db.acquire() as connection:
+        _, claimed = await sender.claim()
+        async with connection.transaction():
+            await connection.execute("SELECT FROM send_log FOR UPDATE")
+            async with asyncio.timeout(LIMIT):
+                assert (await sender.confirm(claimed["fence"]))[0] == 503
+        assert told(await sender.confirm(claimed["fence"])) == (200, "sent", "sent")
+    await pool.close()
 
 
 async def test_a_mistake_of_ours_is_a_problem_and_a_log_line(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from webhooks.registry import PROVIDERS
 
 ANN, BOB = Caller("ann", frozenset({"send"})), Caller("bob", frozenset({"operate"}))
 EMPTY = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+OTHER = "sha256:" + "0" * 64
 
 
 def test_a_token_is_known_by_its_hash() -> None:
@@ -58,12 +59,12 @@ def test_tokens_are_named_in_the_environment_too(tmp_path: Path) -> None:
     environment = {
         "RECONCILER_API__TOKENS__SHOP_EU__SCOPES": "send,operate",
         "RECONCILER_API__TOKENS__NIGHT_JOB__HASH": "env:HASH",
-        "HASH": EMPTY,
+        "HASH": OTHER,
         "RECONCILER_API__IDEMPOTENCY_RETENTION": "48h",
     }
     settings = load_settings(config, environment, PROVIDERS)
     assert settings.api.tokens["shop.eu"].scopes == ("send", "operate")
-    assert settings.api.tokens["night-job"].hash == (EMPTY,)
+    assert settings.api.tokens["night-job"].hash == (OTHER,)
     assert settings.masked()["api"]["idempotency_retention"] == "2d"
     assert settings.masked()["api"]["tokens"]["night-job"]["hash"] == ["***"]
 
@@ -75,6 +76,12 @@ def test_tokens_are_named_in_the_environment_too(tmp_path: Path) -> None:
         ('[api.tokens.shop]\nhsah = "x"', "did you mean api.tokens.shop.hash?"),
         (f'[api.tokens.shop]\nhash = "{EMPTY}"\nscopes = "admin"', "must be 'send' or 'operate'"),
         ('[api]\nidempotency_retention = "1m"', "idempotency_retention"),
+        ("[api.tokens.shop]\nhash = []", "api.tokens.shop.hash is empty"),
+        (f'[api.tokens.shop]\nhash = "{EMPTY}"\nscopes = []', "api.tokens.shop.scopes is empty"),
+        (
+            f'[api.tokens.shop]\nhash = "{EMPTY}"\n[api.tokens.ops]\nhash = ["{OTHER}", "{EMPTY}"]',
+            'api.tokens has one hash under "shop" and "ops"',
+        ),
     ],
 )
 def test_a_mistaken_token_is_refused_with_its_place(tmp_path: Path, text: str, says: str) -> None:
