@@ -29,6 +29,7 @@ from reconciler.postgres import EmbeddedPostgres
 from reconciler.process import listen_http, stop_on_signals, until_open
 from reconciler.reconcile import Policies, run_pass
 from reconciler.restore import Heart
+from reconciler.retention import PRUNE_SECONDS, pruning
 from reconciler.scheduler import Clock, Worker, finish, listen, reason_of
 from reconciler.sends_http import API_LOCK_SECONDS, add_api
 from reconciler.sends_routes import API_CONNECTIONS
@@ -65,8 +66,8 @@ FAILED_ROWS_SECONDS: Final = 300.0
 """How often a pass looks for late evidence of failed rows, too."""
 DRAIN_SECONDS: Final = 12.0
 """How long requests in flight, and then the work under way, may take at shutdown: together less than Kubernetes' 30."""
-PASS_CONNECTIONS: Final = 7
-"""Two pages of a pass at once, and one each for the watch, the heartbeat, the figures, the outbox and the look-ups."""
+PASS_CONNECTIONS: Final = 8
+"""Two pages of a pass at once; one each for watch, heartbeat, figures, outbox, look-ups and what deletes old rows."""
 
 _log: Final = structlog.get_logger()
 
@@ -235,6 +236,8 @@ class Daemon:
             self._worker("watch", watching, "watch_failed", WATCH_SECONDS)
             self._worker("idempotency", partial(delete_old, pool), "idempotency_not_deleted", IDEMPOTENCY_SECONDS)
             self._worker("outbox", telling(pool, self._settings.outbox), "outbox_failed", OUTBOX_SECONDS)
+            prunes = pruning(pool, self._settings.retention, policies.late_window)
+            self._worker("prune", prunes, "prune_failed", PRUNE_SECONDS)
             dsn = self._settings.database.direct_url or database.dsn
             self._listener = asyncio.create_task(listen(dsn, passes), name="listener")
         self._clock.start()

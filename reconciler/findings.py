@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from reconciler.feeds import ALL_FEEDS
@@ -26,6 +26,12 @@ UNTOLD_TOO_LONG: Final = timedelta(minutes=15)
 
 NO_PASS: Final = timedelta(minutes=5)
 """Without a pass for longer, while sends wait for one. Four times `reconcile.every` where that is more."""
+
+LEFT_TOO_LONG: Final = timedelta(days=7)
+"""For longer than they should be kept events could not be dropped."""
+
+NOT_PRUNED: Final = timedelta(days=3)
+"""No prune came to its end for longer. Three times `retention.every` where that is more."""
 
 SKEW: Final = timedelta(seconds=30)
 """Greatest difference between this host's clock and the database's."""
@@ -73,6 +79,7 @@ def judge(status: Status, settings: Settings) -> Iterator[Finding]:
         advice = f"since {found.since:%Y-%m-%dT%H:%M:%SZ}; no event is lost by it, but the spool has a limit"
         yield Finding(found.code, f"on {found.host}, {found.text}", advice)
     yield from _judge_outbox(status.outbox, status.now)
+    yield from _judge_retention(status, settings)
     yield from _judge_database(status, settings)
     for warning in settings.warnings():
         yield Finding("settings", *_split_advice(warning))
@@ -317,6 +324,29 @@ def _judge_outbox(outbox: OutboxStatus, now: datetime) -> Iterator[Finding]:
             "outbox_waits",
             f"{waits} not delivered, the oldest for {roughly(now - outbox.oldest)}{because}",
             "does outbox.url or outbox.queue_url take them? Does reconciler serve run? See reconciler outbox list",
+        )
+
+
+def _judge_retention(status: Status, settings: Settings) -> Iterator[Finding]:
+    kept = settings.retention
+    for left in status.retention.left:
+        ended = datetime(left.month.year, left.month.month, 1, tzinfo=UTC) + timedelta(days=31)
+        if status.now - ended - kept.events < LEFT_TOO_LONG:
+            continue
+        by = f"send {left.wire_key}" if left.wire_key else "a transaction that never ends"
+        yield Finding(
+            "retention",
+            f"events of {left.month:%Y-%m} are too old to be kept, and {by} holds them back",
+            f"see reconciler why {left.wire_key}, then decide it with reconciler release, confirm or fail"
+            if left.wire_key
+            else "look for it in pg_stat_activity",
+        )
+    longest = max(NOT_PRUNED, 3 * kept.every)
+    if status.retention.pruned_at and status.now - status.retention.pruned_at > longest:
+        yield Finding(
+            "not_pruned",
+            f"the last prune ended {roughly(status.now - status.retention.pruned_at)} ago, so the tables grow",
+            "does reconciler serve run? Its log line prune_failed says why, or run reconciler prune",
         )
 
 

@@ -19,6 +19,7 @@ from reconciler.ledger import Live
 from reconciler.limits import Limit
 from reconciler.policy import Rules
 from reconciler.settings_facts import against_facts
+from reconciler.settings_retention import paths, refusals
 from reconciler.settings_sources import NAMED_SECTIONS, PREFIX, ConfigError, EnvironmentSource, FileSource, Key
 from reconciler.settings_tables import (
     ApiSettings,
@@ -31,6 +32,7 @@ from reconciler.settings_tables import (
     OutboxSettings,
     ReceiverSettings,
     ReconcileSettings,
+    RetentionSettings,
     RuleSettings,
     Section,
 )
@@ -74,6 +76,7 @@ class Settings(Section, BaseSettings):
     archive: ArchiveSettings = ArchiveSettings()
     api: ApiSettings = ApiSettings()
     outbox: OutboxSettings = OutboxSettings()
+    retention: RetentionSettings = RetentionSettings()
     log: LogSettings = LogSettings()
 
     @classmethod
@@ -173,13 +176,19 @@ class Settings(Section, BaseSettings):
                 what = "topics" if facts.by_topics else "secrets"
                 yield f"feeds.{name}: has no {what}, so every delivery is refused: set feeds.{name}.{what}"
 
-    def _odd_rules(self) -> Iterator[str]:
-        written = {
+    def refusals(self) -> list[str]:
+        """Return what is not allowed though each value by itself is, one line each."""
+        return list(refusals(self.retention, paths(self.feeds, self._written_rules(), self.api)))
+
+    def _written_rules(self) -> dict[str, FeedRuleSettings]:
+        return {
             "rules": self.rules,
             **{f"feeds.{n}": self.rule_settings_for(n, "") for n, feed in self.feeds.items() if _own_rules(feed)},
             **{f"classes.{n}": self.rule_settings_for("", n) for n in self.classes},
         }
-        for place, rules in written.items():
+
+    def _odd_rules(self) -> Iterator[str]:
+        for place, rules in self._written_rules().items():
             if rules.give_up_after < rules.grace:
                 yield f"{place}: give_up_after is shorter than grace, which comes first: raise one or lower the other"
         for name, feed in self.feeds.items():
@@ -233,6 +242,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str], providers: Mapp
     problems = list(environment.problems)
     try:
         settings = context.run(Settings)
+        problems += settings.refusals()
     except ValidationError as error:
         found = _unexplained(error.errors(include_input=False, include_url=False))
         problems += [_problem(one, environment) for one in found]

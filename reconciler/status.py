@@ -15,6 +15,7 @@ from reconciler.ledger import Connection
 from reconciler.outbox import OutboxStatus, read_outbox
 from reconciler.outlook import Outlook, outlooks
 from reconciler.reports import VANISHED_SINCE, Vanished, old_enough, vanished_sends
+from reconciler.retention_look import RetentionStatus, read_retention
 from reconciler.settings import Settings
 from webhooks.database import is_behind_pooler
 
@@ -131,6 +132,7 @@ class Status:
     """What silence is worth, by feed and message class."""
     processes: list[ProcessFinding]
     outbox: OutboxStatus
+    retention: RetentionStatus
     missing_months: list[str]
     last_pass: PassStatus | None
     clock_skew: timedelta
@@ -158,6 +160,7 @@ async def read_status(
         outlooks=await _outlooks(connection, settings, names & set(settings.feeds), now),
         processes=await _process_findings(connection, now),
         outbox=await read_outbox(connection, feed),
+        retention=await read_retention(connection),
         missing_months=await _missing_months(connection, now),
         last_pass=await _last_pass(connection),
         clock_skew=skew,
