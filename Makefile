@@ -2,10 +2,10 @@
 BIN ?= .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help lint types imports test check bench calibration mutants lock build
+.PHONY: help lint types imports test check bench calibration campaign-proof mutants lock build
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv/bin/python:
 	python3 -m venv .venv
@@ -31,6 +31,9 @@ bench: $(BIN)/python ## Measure the receiver and the pass (minutes; not part of 
 
 calibration: $(BIN)/python ## Judge what releases state in invented worlds (half an hour; not part of check)
 	$(BIN)/python -m tests.calibration
+
+campaign-proof: $(BIN)/python ## Send 200,000 messages with workers that are killed (half an hour; not part of check)
+	CAMPAIGN_RECIPIENTS=200000 $(BIN)/pytest -q -s --timeout=0 tests/test_campaign_kill.py
 
 mutants: $(BIN)/python ## Break each law by a small patch: the test that holds it must fail
 	$(BIN)/python -m tests.mutants

@@ -11,7 +11,7 @@ from typing import Final
 
 import uvloop
 
-from benchmarks import backlog, events, posts, sending, silence
+from benchmarks import backlog, campaigns, events, posts, pruning, sending, silence
 from benchmarks.stand import Result, Scale, machine, say, server, settle_server
 from reconciler.postgres import EmbeddedPostgres
 
@@ -22,6 +22,8 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "c": backlog.run,
     "d": silence.run,
     "e": sending.run,
+    "f": pruning.run,
+    "g": campaigns.run,
 }
 
 
