@@ -74,8 +74,8 @@ class Histories:
     async def _controls(
         self, connection: Connection, feed: str, classes: Collection[str], now: datetime
     ) -> dict[str, list[Sighting]]:
-        until = now - self.rules_for(feed, "").grace
-        return {name: await _controls(connection, feed, name, until, now) for name in sorted(classes)}
+        until, of_domain = now - self.rules_for(feed, "").grace, self.by_domain(feed)
+        return {name: await _controls(connection, feed, name, until, now, of_domain) for name in sorted(classes)}
 
 
 # Two probes of the index a class.
@@ -101,10 +101,9 @@ SELECT count(*) FROM (SELECT FROM control WHERE feed = $1 AND message_class = $2
 """
 
 NEWEST_CONTROLS: Final = """
-SELECT extract(epoch FROM c.first_claimed_at)::float8 AS at,
-       extract(epoch FROM heard.at - c.first_claimed_at)::float8 AS lag,
-       c.domain
-FROM (SELECT * FROM control WHERE feed = $1 AND message_class = $2
+SELECT date_part('epoch', c.first_claimed_at) AS at, date_part('epoch', heard.at - c.first_claimed_at) AS lag, c.domain
+FROM (SELECT wire_key, first_claimed_at, CASE WHEN $6 THEN domain END AS domain FROM control
+      WHERE feed = $1 AND message_class = $2
           AND first_claimed_at > $3::timestamptz - interval '30 days' AND first_claimed_at <= $3
       ORDER BY first_claimed_at DESC LIMIT $5) AS c
 CROSS JOIN LATERAL (
@@ -117,12 +116,11 @@ CROSS JOIN LATERAL (
 
 # As many, 21 of each quarter of an hour: an outage of a minute must not be all of a busy feed's history.
 SPREAD_CONTROLS: Final = """
-SELECT extract(epoch FROM c.first_claimed_at)::float8 AS at,
-       extract(epoch FROM heard.at - c.first_claimed_at)::float8 AS lag,
-       c.domain
+SELECT date_part('epoch', c.first_claimed_at) AS at, date_part('epoch', heard.at - c.first_claimed_at) AS lag, c.domain
 FROM generate_series(1, 96) AS quarter
 CROSS JOIN LATERAL (
-    SELECT * FROM control WHERE feed = $1 AND message_class = $2
+    SELECT wire_key, first_claimed_at, CASE WHEN $6 THEN domain END AS domain FROM control
+    WHERE feed = $1 AND message_class = $2
         AND first_claimed_at > $3::timestamptz - quarter * interval '15 min'
         AND first_claimed_at <= $3::timestamptz - (quarter - 1) * interval '15 min'
     ORDER BY first_claimed_at DESC LIMIT $5 / 96 + 1) AS c
@@ -136,11 +134,12 @@ CROSS JOIN LATERAL (
 
 
 async def _controls(
-    connection: Connection, feed: str, message_class: str, until: datetime, now: datetime
+    connection: Connection, feed: str, message_class: str, until: datetime, now: datetime, of_domain: bool
 ) -> list[Sighting]:
     busy = await connection.fetchval(DAYS_CONTROLS, feed, message_class, until, SAMPLE) > SAMPLE
     statement = SPREAD_CONTROLS if busy else NEWEST_CONTROLS
-    return [Sighting(*row) for row in await connection.fetch(statement, feed, message_class, until, now, SAMPLE)]
+    rows = await connection.fetch(statement, feed, message_class, until, now, SAMPLE, of_domain)
+    return [Sighting(*row) for row in rows]
 
 
 # In the order of their proof, those of the last day spread over it: on a busy feed the newest are all too young to tell
@@ -190,18 +189,20 @@ async def _proved(connection: Connection, feed: str, now: datetime) -> dict[str,
 # (sends, ambiguous ones) of 300 sends in each half hour of the last day, and in each 15 hours of the last month: at ten
 # sends an hour a day is too little to tell what is usual.
 SHARES: Final = """
-SELECT count(*) AS sends, count(*) FILTER (WHERE s.ambiguous) AS ambiguous
+SELECT counted.sends, counted.ambiguous
 FROM generate_series(1, 48) AS n
 CROSS JOIN (VALUES (interval '30 min'), (interval '15 hours')) AS stretch(long)
 CROSS JOIN LATERAL (
-    SELECT attempt - not_sent_attempts > (answered_at IS NOT NULL)::int
-           AND (state <> 'failed' OR verdict_source <> 'sender') AS ambiguous
-    FROM send_log
-    WHERE feed = $1 AND submit_by < $2
-      AND claimed_at > $2::timestamptz - n * stretch.long
-      AND claimed_at <= $2::timestamptz - (n - 1) * stretch.long
-    ORDER BY claimed_at LIMIT 300) AS s
-GROUP BY stretch.long, n
+    SELECT count(*) AS sends, count(*) FILTER (WHERE s.ambiguous) AS ambiguous
+    FROM (
+        SELECT attempt - not_sent_attempts > (answered_at IS NOT NULL)::int
+               AND (state <> 'failed' OR verdict_source <> 'sender') AS ambiguous
+        FROM send_log
+        WHERE feed = $1 AND submit_by < $2
+          AND claimed_at > $2::timestamptz - n * stretch.long
+          AND claimed_at <= $2::timestamptz - (n - 1) * stretch.long
+        ORDER BY claimed_at LIMIT 300) AS s
+) AS counted
 """
 
 # A send that was never judged counts with the prior's start, which is NULL here.

@@ -74,8 +74,7 @@ def at_least(j: int, n: int, q: float) -> float:
 # Strata
 
 
-@dataclass(frozen=True, slots=True)
-class Stratum:
+class Stratum(NamedTuple):
     """Where history and recent controls of a claim are taken. None: all classes, or all domains."""
 
     feed: str
@@ -104,8 +103,7 @@ def stratum(counts: Mapping[Stratum, int], feed: str, message_class: str, domain
 # History
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """How many sends have passed an age (n), and how many of them were not heard of within it (k)."""
 
     n: int = 0

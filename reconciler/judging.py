@@ -32,6 +32,9 @@ LONG_WINDOW: Final = Witness(Answer.SILENT, "long_window")
 
 RulesFor = Callable[[str, str], Rules]
 
+Kind = tuple[str, str, bool]
+"""Feed and message class of a send, and whether its sender reported the failure."""
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -45,8 +48,8 @@ class Page:
     tell of other sends, None where that counts."""
     silence: Mapping[str, Judged]
     """What the silence is worth of those whose feeds' silence counts."""
-    priors: Mapping[str, float]
-    """p0 of those that are past their grace."""
+    priors: Mapping[Kind, float]
+    """p0 of the kinds of those that are past their grace."""
 
     def unheard(self, rules_for: RulesFor) -> Iterator[asyncpg.Record]:
         """Name the claims about which the rules let the API be asked: past grace, unheard of, on no hold."""
@@ -79,19 +82,33 @@ async def read_page(connection: Connection, rules_for: RulesFor, histories: Hist
     health = await feed_health(connection, feeds)
     mute = {row["wire_key"]: _mute(row, attempts[row["wire_key"]], health) for row in past_grace}
     known = await histories.of(connection, {(row["feed"], row["message_class"]) for row in past_grace}, now)
-    floor = {row["wire_key"]: rules_for(row["feed"], row["message_class"]).prior_floor for row in past_grace}
     priors = {
-        row["wire_key"]: max(known[row["feed"]].prior(reported=row["reported"]), floor[row["wire_key"]])
-        for row in past_grace
+        (feed, name, reported): max(known[feed].prior(reported=reported), rules_for(feed, name).prior_floor)
+        for feed, name, reported in {_kind(row) for row in past_grace}
     }
+    at = now.timestamp()
     claims = [
-        claim
+        Claim(
+            row["wire_key"],
+            attempt.feed,
+            row["message_class"],
+            row["domain"],
+            since,
+            until,
+            at - attempt.submit_by,
+            row["reported"],
+        )
         for row in past_grace
         if not mute[row["wire_key"]]
-        for claim in _claims(row, attempts[row["wire_key"]], now)
+        for attempt in attempts[row["wire_key"]]
+        for since, until in attempt.stretches()
     ]
     silence = await assess_silence(connection, histories, claims, now) if claims else {}
     return Page(rows, now, health, mute, silence, priors)
+
+
+def _kind(row: asyncpg.Record) -> Kind:
+    return row["feed"], row["message_class"], row["reported"]
 
 
 def _is_past_grace(row: asyncpg.Record, rules_for: RulesFor, now: datetime) -> bool:
@@ -118,22 +135,6 @@ def _mute(row: asyncpg.Record, attempts: Sequence[Attempt], health: Mapping[str,
         if reason := health[attempt.feed].cannot_speak:
             return Witness(Answer.SILENT, reason)
     return LONG_WINDOW if any(attempt.is_long for attempt in attempts) else None
-
-
-def _claims(row: asyncpg.Record, attempts: Sequence[Attempt], now: datetime) -> Iterator[Claim]:
-    for attempt in attempts:
-        age = now.timestamp() - attempt.submit_by
-        for since, until in attempt.stretches():
-            yield Claim(
-                row["wire_key"],
-                attempt.feed,
-                row["message_class"],
-                row["domain"],
-                since,
-                until,
-                age,
-                row["reported"],
-            )
 
 
 def heard_of(row: asyncpg.Record) -> Heard:
@@ -167,7 +168,7 @@ def judge_row(
         released=row["released"],
         told=row["told"],
     )
-    prior = page.priors.get(row["wire_key"], starting_prior(rules, reported=row["reported"]))
+    prior = page.priors.get(_kind(row), UNREPORTED.start)  # before its grace nobody asks for it
     view = FeedView(page.health[row["feed"]].hold, witness, key_window, prior, can_be_asked)
     if answer:
         answer = replace(answer, risk=risk_of(LOOK_UP_MISS, prior))

@@ -64,7 +64,7 @@ class Decided:
     @property
     def inputs(self) -> str | None:
         """What the risk was computed from, as JSON."""
-        return self.judged.stored if self.judged else None
+        return self.judged.text if self.judged else None
 
     @property
     def limited(self) -> bool:
@@ -224,7 +224,7 @@ async def fail(
 # Many rows share what their risk was computed from.
 POSTPONE: Final = """
 WITH shared AS MATERIALIZED (
-    SELECT n, inputs::jsonb AS inputs FROM unnest($9::text[]) WITH ORDINALITY AS t(inputs, n)
+    SELECT n, inputs FROM jsonb_array_elements($9::text::jsonb) WITH ORDINALITY AS t(inputs, n)
 ), v AS (
     SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::timestamptz[], $6::int[], $7::text[],
                          $8::int[])
@@ -262,10 +262,11 @@ async def postpone(connection: Connection, decided: Sequence[Decided], pass_id: 
         # Only a new reason is written down.
         [json.dumps(d.witnesses) if d.verdict.reason != d.held_before else None for d in decided],
     ]
-    inputs = [d.inputs if d.verdict.reason != d.held_before else None for d in decided]
-    places = {text: n for n, text in enumerate(dict.fromkeys(text for text in inputs if text), 1)}
-    shared = [places[text] if text else None for text in inputs]
-    return counted(await connection.fetch(POSTPONE, *columns, shared, list(places), pass_id, who))
+    judged = [d.judged if d.verdict.reason != d.held_before else None for d in decided]
+    places = {one: n for n, one in enumerate(dict.fromkeys(one for one in judged if one), 1)}
+    shared = [places[one] if one else None for one in judged]
+    inputs = json.dumps([one.stored for one in places])
+    return counted(await connection.fetch(POSTPONE, *columns, shared, inputs, pass_id, who))
 
 
 def counted(rows: Sequence[asyncpg.Record]) -> Counter[str]:

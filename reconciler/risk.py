@@ -46,7 +46,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from reconciler.history import ENOUGH, LATE, MANY, STRESS, Counts, Curve, at_least, binomial
 from webhooks.event import Answer
@@ -177,8 +177,7 @@ BURST_MISS: Final = 0.5
 """How often an accepted send of a burst is not heard of. May be learned from look-ups only."""
 
 
-@dataclass(frozen=True, slots=True)
-class Burst:
+class Burst(NamedTuple):
     """How many of the sends nearest to a claim on its feed are ambiguous too, the claim itself not counted."""
 
     crowd: tuple[tuple[int, int], ...]
@@ -291,8 +290,7 @@ UNREPORTED: Final = Cause(0.95)
 # The assessment
 
 
-@dataclass(frozen=True, slots=True)
-class Assessment:
+class Assessment(NamedTuple):
     """What a feed says of one claim of which nothing was heard, with all that it rests on."""
 
     answer: Answer

@@ -10,14 +10,15 @@ import json
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, NamedTuple
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 from reconciler.history import SMALL, Curve, Stratum, stratum
 from reconciler.policy import Rules, Witness
-from reconciler.risk import MOST, REPORTED, UNREPORTED, Assessment, Burst, Cause, Recent, assess, nearest
+from reconciler.risk import REPORTED, UNREPORTED, Assessment, Burst, Cause, Recent, assess, nearest
 from webhooks.event import Answer
 
 STRETCH: Final = 300.0
@@ -37,8 +38,7 @@ class Sighting(NamedTuple):
     domain: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """An ambiguous send of which nothing was heard, and a stretch of time in which it may have been submitted."""
 
     wire_key: str
@@ -56,11 +56,16 @@ class Claim:
     """Whether its sender said that the call failed."""
 
 
-class Density(NamedTuple):
-    """For each size of crowd how far half of it reaches from a moment, and how many sends that are."""
+class Reach(NamedTuple):
+    """How far half of a crowd reaches back from a moment, how far the other half forth, and how many sends both are."""
 
-    back: Sequence[tuple[float, int]]
-    forth: Sequence[tuple[float, int]]
+    back: float
+    forth: float
+    sends: int
+
+
+Density = tuple[Reach, ...]
+"""Of each size of crowd."""
 
 
 def slot(at: float) -> int:
@@ -68,8 +73,7 @@ def slot(at: float) -> int:
     return int(at // 300)
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(NamedTuple):
     """An attempt that may have been accepted: from its claim to its `submit_by` the send may have left."""
 
     feed: str
@@ -81,11 +85,14 @@ class Attempt:
         """Whether it lasts so long that its stretches would be too many."""
         return self.submit_by - self.claimed_at > MOST_STRETCHES * STRETCH
 
-    def stretches(self) -> Iterable[tuple[float, float]]:
+    def stretches(self) -> list[tuple[float, float]]:
         """Cut it into equal stretches of at most STRETCH."""
-        n = max(1, math.ceil((self.submit_by - self.claimed_at) / STRETCH))
-        step = (self.submit_by - self.claimed_at) / n
-        return ((self.claimed_at + i * step, self.claimed_at + (i + 1) * step) for i in range(n))
+        begun, long = self.claimed_at, self.submit_by - self.claimed_at
+        if long <= STRETCH:
+            return [(begun, begun + long)]
+        n = math.ceil(long / STRETCH)
+        step = long / n
+        return [(begun + i * step, begun + (i + 1) * step) for i in range(n)]
 
 
 @dataclass(slots=True)
@@ -127,8 +134,8 @@ class FeedHistory:
 
     def _count(self, message_class: str) -> dict[Stratum, int]:
         if message_class not in self._counts:
-            domains = (seen.domain if self.by_domain else None for seen in self.controls.get(message_class, ()))
-            self._counts[message_class] = Counter(Stratum(self.feed, message_class, domain) for domain in domains)
+            domains = Counter(seen.domain if self.by_domain else None for seen in self.controls.get(message_class, ()))
+            self._counts[message_class] = {Stratum(self.feed, message_class, of): n for of, n in domains.items()}
         return self._counts[message_class]
 
     def curve(self, of: Stratum, message_class: str) -> Curve:
@@ -177,12 +184,13 @@ class FeedHistory:
         return replace(self, controls={**self.controls, **controls}, _counts={}, _strata={}, _curves={})
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(NamedTuple):
     """The claims of one stratum and minute, oldest first."""
 
     stratum: Stratum
     claims: Sequence[Claim]
+    until: float
+    """Until when any may have been submitted: of the controls after the last claim those nearest to it count."""
 
     @property
     def oldest(self) -> float:
@@ -198,19 +206,14 @@ class Bucket:
         """When the last of them was claimed."""
         return self.claims[-1].since
 
-    @property
-    def until(self) -> float:
-        """Until when any may have been submitted: of the controls after the last claim those nearest to it count."""
-        return max(claim.until for claim in self.claims)
-
 
 def buckets(claims: Iterable[Claim], histories: Mapping[str, FeedHistory]) -> list[Bucket]:
     """Return claims by stratum and minute."""
     found: dict[tuple[Stratum, int], list[Claim]] = {}
-    for claim in sorted(claims, key=lambda claim: claim.since):
+    for claim in sorted(claims, key=attrgetter("since")):
         of = histories[claim.feed].stratum_of(claim.message_class, claim.domain)
         found.setdefault((of, int(claim.since // BUCKET)), []).append(claim)
-    return [Bucket(of, own) for (of, _), own in found.items()]
+    return [Bucket(of, own, max(claim.until for claim in own)) for (of, _), own in found.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +226,10 @@ class Crowd:
 
     def around(self, at: float) -> tuple[tuple[int, int], ...]:
         """Return for each size how many lie beside the ambiguous send claimed then, and of how many sends."""
-        pairs = []
-        for (back, sends_before), (forth, sends_after) in zip(*self.density, strict=True):
-            found = bisect_right(self.ambiguous, at + forth) - bisect_left(self.ambiguous, at - back)
-            pairs.append((max(0, found - 1), sends_before + sends_after))
+        pairs, times = [], self.ambiguous
+        for back, forth, sends in self.density:
+            found = bisect_right(times, at + forth) - bisect_left(times, at - back)
+            pairs.append((found - 1 if found else 0, sends))
         return tuple(pairs)
 
 
@@ -235,9 +238,9 @@ def silent_witness(silence: Assessment) -> Witness:
     return Witness(silence.answer, silence.reason or "absent", silence.risk)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Judged:
-    """What silence about a claim is worth, and the ceiling that its risk stands against."""
+    """What silence about a claim is worth, and the ceiling that its risk stands against. Claims share it."""
 
     assessment: Assessment
     max_risk: float
@@ -249,13 +252,18 @@ class Judged:
         return silent_witness(self.assessment)
 
     @cached_property
-    def stored(self) -> str:
-        """What a verdict keeps of it, as JSON; written once for all claims that share it.
+    def stored(self) -> dict[str, Any]:
+        """What a verdict keeps of it.
 
         Four digits of its own figures count: more would be noise, and a third of what is written.
         """
         kept = {**self.assessment.stored(), "max_risk": self.max_risk, "reported": self.reported}
-        return json.dumps({name: float(f"{v:.4g}") if isinstance(v, float) else v for name, v in kept.items()})
+        return {name: float(f"{v:.4g}") if isinstance(v, float) else v for name, v in kept.items()}
+
+    @cached_property
+    def text(self) -> str:
+        """The same as JSON; written once for all claims that share it."""
+        return json.dumps(self.stored)
 
 
 @dataclass(slots=True)
@@ -264,42 +272,39 @@ class Around:
 
     history: FeedHistory
     bucket: Bucket
-    before: Sequence[Sighting]
-    """Controls before the first claim of the bucket, in any order."""
-    after: Sequence[Sighting]
+    before: Sequence[tuple[float, float | None]]
+    """(age, lag) of the controls before the first claim of the bucket, the nearest first."""
+    after: Sequence[tuple[float, float | None]]
+    """Of those after its last claim, the nearest to the time until which its claims may have been submitted first."""
     crowd: Crowd
     now: float
+    rules_for: Callable[[str, str], Rules]
     _recent: dict[str, Recent] = field(default_factory=dict)
     _judged: dict[tuple[object, ...], Judged] = field(default_factory=dict)
 
-    def judge(self, claim: Claim, rules: Rules) -> Judged:
-        """Return what silence about a claim is worth. Claims that differ in nothing that counts share the answer.
-
-        `rules` are those of the bucket's feed and the claim's class, so that the class stands for them.
-        """
+    def judge(self, claim: Claim) -> Judged:
+        """Return what silence about a claim is worth. Claims that differ in nothing that counts share the answer."""
         age, crowd = rounded(claim.age), self.crowd.around(claim.since)
         key = (claim.message_class, claim.reported, age, crowd)
-        if key not in self._judged:
-            burst = Burst(crowd, self.history.share)
-            prior = max(self.history.prior(reported=claim.reported), rules.prior_floor)
-            curve = self.history.curve(self.bucket.stratum, claim.message_class)
-            recent = self._recent_of(claim.message_class, curve)
-            found = assess(age, curve, recent, burst, prior, rules.stress, rules.max_risk)
-            self._judged[key] = Judged(found, rules.max_risk, claim.reported)
-        return self._judged[key]
+        found = self._judged.get(key)
+        if found is None:
+            found = self._judged[key] = self._assess(claim, age, Burst(crowd, self.history.share))
+        return found
+
+    def _assess(self, claim: Claim, age: float, burst: Burst) -> Judged:
+        rules = self.rules_for(claim.feed, claim.message_class)
+        prior = max(self.history.prior(reported=claim.reported), rules.prior_floor)
+        curve = self.history.curve(self.bucket.stratum, claim.message_class)
+        recent = self._recent_of(claim.message_class, curve)
+        found = assess(age, curve, recent, burst, prior, rules.stress, rules.max_risk)
+        return Judged(found, rules.max_risk, claim.reported)
 
     def _recent_of(self, message_class: str, curve: Curve) -> Recent:
         if message_class not in self._recent:
-            sides = (
-                self._near(self.bucket.oldest, self.before, curve),
-                self._near(self.bucket.until, self.after, curve),
-            )
-            self._recent[message_class] = Recent.of(*sides, curve.late_after)
+            before = nearest(self.now - self.bucket.oldest, self.before, curve.late_after)
+            after = nearest(self.now - self.bucket.until, self.after, curve.late_after)
+            self._recent[message_class] = Recent.of(before, after, curve.late_after)
         return self._recent[message_class]
-
-    def _near(self, edge: float, controls: Sequence[Sighting], curve: Curve) -> list[tuple[float, float | None]]:
-        close = sorted(controls, key=lambda seen: abs(seen.at - edge))[:MOST]
-        return nearest(self.now - edge, [(self.now - seen.at, seen.lag) for seen in close], curve.late_after)
 
 
 def rounded(age: float) -> float:
