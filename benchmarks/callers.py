@@ -3,8 +3,9 @@
 
 WAY is python (`send_once`), sql (the functions, as a sender in any language calls them) or http (`/v1/sends`); WHERE is
 a DSN, or `URL TOKEN` in one argument. ESP is a provider with Mailgun's send API. Says `ready`, waits for a line on
-stdin, lets all callers go at once, and prints what each waited for: JSON, a list of [seconds, overhead, outcome], where
-overhead leaves out the provider's call.
+stdin, lets all callers go at once, and prints what each waited for: JSON, a list of [seconds, waited, served, outcome].
+`waited` leaves out the provider's call; `served` is the time of the caller's own statements or requests, without his
+wait for one of the few connections that all callers of a process share.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
@@ -28,8 +29,31 @@ FEED: Final = "mg"
 
 Submit = Callable[[str], Awaitable[str]]
 """Submits a message that bears a wire key, and returns its message id."""
-Caller = Callable[[str, Submit], Awaitable[str]]
+Caller = Callable[[str, Submit, "Served"], Awaitable[str]]
 """Sends under a key, and returns the outcome."""
+
+
+class Served:
+    """Counts the seconds that a caller is served, and lends him a pool that counts them."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.pool: asyncpg.Pool | None = None
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the time of a block."""
+        begun = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - begun
+
+    async def fetchrow(self, query: str, /, *args: Any) -> Any:
+        """Run one statement on a connection of the pool."""
+        if self.pool is None:
+            raise RuntimeError("no pool")
+        async with self.pool.acquire() as connection:
+            with self.counted():
+                return await connection.fetchrow(query, *args)
 
 
 @asynccontextmanager
@@ -37,15 +61,16 @@ async def python(where: str) -> AsyncIterator[Caller]:
     """Callers of `send_once`."""
     async with asyncpg.create_pool(where, min_size=CONNECTIONS, max_size=CONNECTIONS) as pool:
 
-        async def call(key: str, submit: Submit) -> str:
-            sent = await guard.send_once(pool, key, FEED, lambda claim: submit(claim.wire_key))
+        async def call(key: str, submit: Submit, served: Served) -> str:
+            served.pool = pool
+            sent = await guard.send_once(served, key, FEED, lambda claim: submit(claim.wire_key))
             return sent.outcome
 
         yield call
 
 
 CLAIM: Final = "CALL send_claim_commit($1, $2, '{}')"
-CONFIRM: Final = "SELECT outcome FROM send_confirm($1, $2, $3, '{}')"
+CONFIRM: Final = "SELECT * FROM send_confirm($1, $2, $3, '{}')"
 
 
 @asynccontextmanager
@@ -53,12 +78,13 @@ async def sql(where: str) -> AsyncIterator[Caller]:
     """Callers of the SQL functions."""
     async with asyncpg.create_pool(where, min_size=CONNECTIONS, max_size=CONNECTIONS) as pool:
 
-        async def call(key: str, submit: Submit) -> str:
-            (claim,) = await pool.fetch(CLAIM, key, FEED)
+        async def call(key: str, submit: Submit, served: Served) -> str:
+            served.pool = pool
+            claim = await served.fetchrow(CLAIM, key, FEED)
             if claim["outcome"] != "claimed":
                 return str(claim["outcome"])
             message_id = await submit(claim["wire_key"])
-            return str(await pool.fetchval(CONFIRM, key, claim["fence"], message_id))
+            return str((await served.fetchrow(CONFIRM, key, claim["fence"], message_id))["outcome"])
 
         yield call
 
@@ -71,17 +97,19 @@ async def http(where: str) -> AsyncIterator[Caller]:
     async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=64)) as session:
         number = 0
 
-        async def call(key: str, submit: Submit) -> str:
+        async def call(key: str, submit: Submit, served: Served) -> str:
             nonlocal number
             number += 1
             asked = {"Idempotency-Key": f'"{token}-{key}-{number}"'}
-            async with session.post(f"{url}/v1/sends", json={"key": key, "feed": FEED}, headers=asked) as answer:
-                claim = await answer.json(content_type=None)
-                if answer.status != 201:  # noqa: PLR2004 - claimed
-                    return str(claim.get("outcome") or claim.get("state"))
+            with served.counted():
+                async with session.post(f"{url}/v1/sends", json={"key": key, "feed": FEED}, headers=asked) as answer:
+                    claim = await answer.json(content_type=None)
+            if answer.status != 201:  # noqa: PLR2004 - claimed
+                return str(claim.get("outcome") or claim.get("state"))
             said = {"fence": claim["fence"], "message_id": await submit(claim["wire_key"])}
-            async with session.post(f"{url}/v1/sends/{quote(key, safe='')}/confirm", json=said) as answer:
-                return str((await answer.json())["outcome"])
+            with served.counted():
+                async with session.post(f"{url}/v1/sends/{quote(key, safe='')}/confirm", json=said) as answer:
+                    return str((await answer.json())["outcome"])
 
         yield call
 
@@ -95,8 +123,8 @@ async def main(way: str, where: str, esp: str, key: str, callers: str) -> None:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         call = await stack.enter_async_context(WAYS[way](where))
 
-        async def one() -> tuple[float, float, str]:
-            at_provider = 0.0
+        async def one() -> tuple[float, float, float, str]:
+            at_provider, served = 0.0, Served()
 
             async def submit(wire_key: str) -> str:
                 nonlocal at_provider
@@ -107,11 +135,11 @@ async def main(way: str, where: str, esp: str, key: str, callers: str) -> None:
                 return message_id
 
             begun = time.perf_counter()
-            outcome = await call(key, submit)
+            outcome = await call(key, submit, served)
             took = time.perf_counter() - begun
-            return took, took - at_provider, outcome
+            return took, took - at_provider, served.seconds, outcome
 
-        await call("warm-up:" + way, lambda _: asyncio.sleep(0, "warm"))
+        await call("warm-up:" + way, lambda _: asyncio.sleep(0, "warm"), Served())
         print("ready", flush=True)  # noqa: T201 - read by whoever started this
         await asyncio.to_thread(sys.stdin.readline)
         print(json.dumps(await asyncio.gather(*(one() for _ in range(int(callers))))))  # noqa: T201 - the same

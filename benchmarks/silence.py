@@ -13,6 +13,7 @@ from benchmarks import backlog_sql as sql
 from benchmarks.backlog import RULES, policies
 from benchmarks.stand import Result, Scale, compare, connected, copied_database, say
 from reconciler import migrate
+from reconciler.daemon import calm_collector
 from reconciler.histories import Histories
 from reconciler.ledger import Connection
 from reconciler.limits import Limit
@@ -43,6 +44,7 @@ async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
     """
     claims, others = scale.of(CLAIMS), scale.of(OTHERS)
     await _prepare(embedded, claims, others)
+    calm_collector()  # for both sides alike, as the daemon does
 
     async def judged() -> float:
         return claims / await timed(embedded, claims, feeds_speak=True)
