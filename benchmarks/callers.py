@@ -24,7 +24,8 @@ import asyncpg
 
 from reconciler import guard
 
-CONNECTIONS: Final = 8
+CONNECTIONS: Final = 2
+"""Of each process."""
 FEED: Final = "mg"
 
 Submit = Callable[[str], Awaitable[str]]
@@ -94,7 +95,10 @@ async def http(where: str) -> AsyncIterator[Caller]:
     """Callers of the HTTP API."""
     url, token = where.split()
     headers = {"Authorization": f"Bearer {token}"}
-    async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=64)) as session:
+    async with (
+        aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=64)) as session,
+        aiohttp.ClientSession(headers=headers) as reports,  # a caller has a client of his own: here 64 share one
+    ):
         number = 0
 
         async def call(key: str, submit: Submit, served: Served) -> str:
@@ -108,7 +112,7 @@ async def http(where: str) -> AsyncIterator[Caller]:
                 return str(claim.get("outcome") or claim.get("state"))
             said = {"fence": claim["fence"], "message_id": await submit(claim["wire_key"])}
             with served.counted():
-                async with session.post(f"{url}/v1/sends/{quote(key, safe='')}/confirm", json=said) as answer:
+                async with reports.post(f"{url}/v1/sends/{quote(key, safe='')}/confirm", json=said) as answer:
                     return str((await answer.json())["outcome"])
 
         yield call

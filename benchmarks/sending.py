@@ -26,7 +26,9 @@ from reconciler.tokens import hash_of, new_token
 
 SENDS: Final = 4_000
 SENDERS: Final = 8
-CALLERS: Final = {"python": 334, "sql": 333, "http": 333}
+CALLERS: Final = 50
+"""Of each process."""
+PROCESSES: Final = ("python",) * 7 + ("sql",) * 7 + ("http",) * 6
 OPTIONS: Final = {"message_class": "receipts", "recipient": "ada@example.com", "fingerprint": "5f2c8e"}
 
 # What a sender would write that keeps a table of its sends and nothing else: no lock, no evidence, no fence.
@@ -103,7 +105,7 @@ async def _crowd(dsn: str, scale: Scale) -> list[Figure]:
     slowest = [max(seconds for seconds, *_ in told) for told in rounds]
     if len(winners) != len(rounds):
         raise SystemExit(f"{len(rounds)} keys were submitted {len(winners)} times")
-    name = f"(e) {sum(CALLERS.values()):,} callers of one key over Python, SQL and HTTP"
+    name = f"(e) {CALLERS * len(PROCESSES):,} callers of one key over Python, SQL and HTTP"
     return [
         Figure(f"{name}: the winner's overhead", 1000 * max(served for served, _ in winners), "ms", 30, GREATEST),
         Figure(
@@ -115,7 +117,7 @@ async def _crowd(dsn: str, scale: Scale) -> list[Figure]:
 
 async def _round(places: Mapping[str, str], esp: str, key: str) -> list[list[Any]]:
     """Return what each caller waited for, what of it the provider did not take, and his outcome."""
-    processes = [await _start(way, where, esp, key) for way, where in places.items()]
+    processes = await asyncio.gather(*(_start(way, places[way], esp, key) for way in PROCESSES))
     for process in processes:
         _stdin(process).write(b"\n")
     told = await asyncio.gather(*(_stdout(process).readline() for process in processes))
@@ -125,7 +127,7 @@ async def _round(places: Mapping[str, str], esp: str, key: str) -> list[list[Any
 
 async def _start(way: str, where: str, esp: str, key: str) -> Process:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.callers", way, where, esp, key, str(CALLERS[way])),
+        *(sys.executable, "-m", "benchmarks.callers", way, where, esp, key, str(CALLERS)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -304,6 +304,21 @@ async def test_a_block_whose_time_is_over_does_not_begin(db: asyncpg.Pool, monke
     assert (began, await db.fetchval("SELECT state FROM send_log")) == (False, "pending")
 
 
+async def test_a_thread_whose_time_is_over_does_not_submit(
+    db: asyncpg.Pool, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = claims.boot_time
+    monkeypatch.setattr(claims, "boot_time", lambda: real() + 60)
+    submitted = []
+
+    def in_thread() -> guard_sync.Sent:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            return guard_sync.send_once(connection, KEY, FEED, submitted.append, submit_within=30)
+
+    assert (await asyncio.to_thread(in_thread)).outcome == "released"
+    assert (submitted, await db.fetchval("SELECT state FROM send_log")) == ([], "pending")
+
+
 async def test_an_answer_without_a_grant_is_a_mistake_that_is_seen(db: asyncpg.Pool) -> None:
     await guard.claim(db, KEY, FEED)
     with pytest.raises(guard.GuardError, match="ask `granted` before you submit"):
