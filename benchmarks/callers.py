@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -26,6 +27,8 @@ from reconciler import guard
 
 CONNECTIONS: Final = 2
 """Of each process."""
+WARM_UP: Final = 8
+"""Sends over each of them beforehand: PostgreSQL plans a statement anew until its sixth use."""
 FEED: Final = "mg"
 
 Submit = Callable[[str], Awaitable[str]]
@@ -143,7 +146,9 @@ async def main(way: str, where: str, esp: str, key: str, callers: str) -> None:
             took = time.perf_counter() - begun
             return took, took - at_provider, served.seconds, outcome
 
-        await call("warm-up:" + way, lambda _: asyncio.sleep(0, "warm"), Served())
+        for number in range(WARM_UP):  # a sender's connections have been in use, and know their statements
+            warm = (f"warm-up:{key}:{os.getpid()}:{number}:{n}" for n in range(CONNECTIONS))
+            await asyncio.gather(*(call(one, lambda _: asyncio.sleep(0, "warm"), Served()) for one in warm))
         print("ready", flush=True)  # noqa: T201 - read by whoever started this
         await asyncio.to_thread(sys.stdin.readline)
         print(json.dumps(await asyncio.gather(*(one() for _ in range(int(callers))))))  # noqa: T201 - the same

@@ -171,6 +171,8 @@ class Status:
     """Not given out, those that follow included."""
     released: int
     """Pending again after an attempt."""
+    capped: int
+    """Pending, and their recipients have had what the cap of the class allows."""
     held: int
     """Pending or claimed, and held by a pass: they are not given out."""
     claimed: int
@@ -219,6 +221,8 @@ WITH states AS (
 )
 SELECT c.name, campaign_standing(c.name) AS standing, c.feed, c.message_class, c.starts_at, c.max_lateness, c.reason,
        c.who, states.*, watched.*,
+       (SELECT count(*) FROM send_log
+        WHERE campaign = $1 AND state = 'pending' AND capped_until > clock_timestamp()) AS capped,
        (SELECT coalesce(sum(f.suppressed), 0) FROM campaign_load f WHERE f.campaign = c.name)::bigint AS suppressed,
        (SELECT count(*) / 60.0 FROM send_log l
         WHERE l.feed = c.feed AND l.answered_at IS NOT NULL AND l.attempt = 1

@@ -268,6 +268,11 @@ def no_function(error: Exception) -> GuardError | None:
     return GuardError("the database has no send functions where this connection looks: run reconciler migrate on it")
 
 
+def is_deadlock(error: Exception) -> bool:
+    """Say whether claims ran into a deadlock with others' over the places of a frequency cap: nothing was claimed."""
+    return getattr(error, "sqlstate", None) == "40P01"
+
+
 def as_claim(key: str, row: Mapping[str, Any], asked_at: float, provider: str | None) -> Claim:
     """Return the claim that the database's row is. The deadline counts from before the call, on the sender's clock."""
     left = row["seconds_left"]

@@ -29,6 +29,7 @@ from reconciler.claims import (
     check_call,
     claim_options,
     concluded,
+    is_deadlock,
     is_mistake,
     known_id_problem,
     refuse_nonce,
@@ -56,13 +57,21 @@ async def claim_many(
 ) -> list[Claim]:
     """Claim several sends in one statement, each with its options. The claims come in the order of `sends`.
 
+    A deadlock over the places of a frequency cap is tried once more.
+
     At most 1,000 at a time, or others wait for them. Raises as `guard.claim`; then none is claimed.
     """
     refuse_transaction(executor)
     for key, options in sends.items():
         check_call(key, provider, options)
     asked_at = boot_time()
-    rows = await executor.fetch(CLAIM, feed, [*sends], [claim_options(options) for options in sends.values()])
+    wanted = feed, [*sends], [claim_options(options) for options in sends.values()]
+    try:
+        rows = await executor.fetch(CLAIM, *wanted)
+    except Exception as error:
+        if not is_deadlock(error):
+            raise
+        rows = await executor.fetch(CLAIM, *wanted)
     found = {row["key"]: as_claim(row["key"], row, asked_at, provider) for row in rows}
     claims = [found[key] for key in sends]
     problems = [known_id_problem(claimed, sends[claimed.send_key]) for claimed in claims]

@@ -17,6 +17,7 @@ from reconciler.claims import (
     check_call,
     claim_options,
     concluded,
+    is_deadlock,
     is_mistake,
     known_id_problem,
     refuse_nonce,
@@ -39,7 +40,13 @@ def claim_many(
     for key, options in sends.items():
         check_call(key, provider, options)
     asked_at = boot_time()
-    found = rows(executor, CLAIM, feed, [*sends], [claim_options(options) for options in sends.values()])
+    wanted = feed, [*sends], [claim_options(options) for options in sends.values()]
+    try:
+        found = rows(executor, CLAIM, *wanted)
+    except Exception as error:
+        if not is_deadlock(error):
+            raise
+        found = rows(executor, CLAIM, *wanted)
     by_key = {row["key"]: as_claim(row["key"], row, asked_at, provider) for row in found}
     claims = [by_key[key] for key in sends]
     problems = [known_id_problem(claimed, sends[claimed.send_key]) for claimed in claims]

@@ -306,6 +306,19 @@ WITH gone AS (
 )
 SELECT count(*) FROM gone
 """
+# Places of a recipient of which none counts any more.
+DELETE_PLACES: Final = """
+WITH gone AS (
+    DELETE FROM cap_taken WHERE (recipient_key, message_class) IN (
+        SELECT h.recipient_key, h.message_class FROM cap_taken h
+        WHERE h.taken_at[1] < $1 AND NOT EXISTS (
+            SELECT FROM frequency_cap c
+            WHERE c.message_class = h.message_class AND h.taken_at[1] > cap_since(c, clock_timestamp()))
+        LIMIT $2 FOR UPDATE SKIP LOCKED)
+    RETURNING true
+)
+SELECT count(*) FROM gone
+"""
 DELETE_NOTES: Final = {
     "pass": DELETE_PASSES,
     "feed_delivery": DELETE_DELIVERIES,
@@ -313,6 +326,7 @@ DELETE_NOTES: Final = {
     "finding": DELETE_FINDINGS,
     "duplicate": DELETE_DUPLICATES,
     "look_up": DELETE_LOOK_UPS,
+    "cap_taken": DELETE_PLACES,
 }
 
 DROP_MONTH: Final = "SELECT provider_event_drop_month($1, $2)"

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from reconciler.settings_values import (
     CONTEXT,
+    CapWindow,
     DatabaseUrl,
     Duration,
     FeedSecret,
@@ -23,6 +24,7 @@ from reconciler.settings_values import (
     S3Url,
     Secret,
     Size,
+    TimeZone,
     TokenHash,
     Tolerance,
     Topic,
@@ -158,6 +160,11 @@ class ClassSettings(RuleSettings):
 
     failover: bool = False
     """Whether a retry may go to another feed once each feed with an attempt out says ABSENT."""
+    cap: Annotated[Whole, Field(ge=1, le=1000)] | None = None
+    """Greatest number of sends to one recipient within `cap_window`; None: any number."""
+    cap_window: CapWindow = "day"
+    """`day`, `week` or `month` (they begin in `cap_zone`), or how long each send counts."""
+    cap_zone: TimeZone = "UTC"
 
 
 class ReconcileSettings(Section):

@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar, get_args
 from urllib.parse import unquote, urlsplit
+from zoneinfo import available_timezones
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, ValidationInfo
 from pydantic_settings import PydanticBaseSettingsSource
@@ -196,9 +198,28 @@ def _token_hash(text: str) -> str:
     return text
 
 
+def _cap_window(value: object) -> object:
+    if value in get_args(Calendar):
+        return value
+    with suppress(ValueError):
+        if (length := _duration(value)) > timedelta(0):
+            return length
+    raise ValueError('is no window: write "day", "week", "month", or how long a send counts, as in "24h"')
+
+
+def _time_zone(name: str) -> str:
+    known = available_timezones()
+    if known and name not in known:  # where the machine has no list of its own, the database says it
+        raise ValueError('is no time zone: write one as in "Europe/Vienna"')
+    return name
+
+
 T = TypeVar("T")
 
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
+Calendar = Literal["day", "week", "month"]
+CapWindow = Annotated[timedelta | Calendar, PlainValidator(_cap_window)]
+TimeZone = Annotated[str, AfterValidator(_time_zone)]
 Tolerance = Annotated[timedelta | Literal["off"] | None, PlainValidator(_tolerance)]
 Size = Annotated[int, BeforeValidator(_size)]
 Whole = Annotated[int, BeforeValidator(_no_truth_value)]

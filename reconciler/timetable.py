@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
+from reconciler.caps import caps_of
 from reconciler.in_words import percent
 from reconciler.policy import WINDOW_MARGIN
 from reconciler.settings import Settings
@@ -86,6 +87,8 @@ def _limits(settings: Settings, rules: FeedRuleSettings, message_class: str) -> 
             f"its claims of that hour; of many {percent(rules.canary_share)} go first"
         ),
     )
+    if cap := next((cap for cap in caps_of(settings) if cap.message_class == message_class), None):
+        yield "", f"a claim is capped where its recipient had {cap.most} of this class within {cap.window}"
     if settings.failover_for(message_class):
         yield "", "a release by absence may be claimed for another feed"
     if rules.mode == "shadow":

@@ -310,6 +310,8 @@ def _at_rest(row: asyncpg.Record, policies: Policies) -> str:
             until = _clock(row["failed_at"] + policies.late_window)
             return f"nothing, unless a provider says that it was accepted: until {until} that makes it sent"
     after = f", not before {_clock(row['not_before'])}" if row["not_before"] else ""
+    if row["capped_until"] and row["capped_until"] > row["now"]:
+        after += f", nor before {_clock(row['capped_until'])}: its recipient has had what the cap of its class allows"
     return f"waits for the application to claim it{after}"
 
 

@@ -96,6 +96,8 @@ def load(app: App, /, name: str, file: BinaryIO, as_json: bool, **asked: Any) ->
     before, or is suppressed is passed over and counted. Bad lines are named by number and passed over, and then the
     exit status is 1.
 
+    Where recipients are stored hashed the worker gets no address: something else of a line has to lead it to one.
+
     Nothing is given out before a file was loaded to its end. A load that was broken off is run again; doing it again
     changes nothing.
     """
@@ -162,6 +164,8 @@ def _say_loaded(done: Loaded) -> None:
         f"{done.lines} lines: {done.added} added, {done.duplicates} duplicates, {done.suppressed} suppressed, "
         f"{done.bad_lines} bad"
     )
+    if done.added and not done.addresses_kept:
+        say("recipients are stored hashed: workers get what else a line says, and no address (docs/campaigns.md)")
     if done.bad:
         say_table(("LINE", "WHY"), [(bad.line, bad.why) for bad in done.bad])
     if done.bad_lines > len(done.bad):
@@ -239,7 +243,7 @@ def _say_status(found: Status) -> None:
         ("failed", str(found.failed)),
         ("claimed", f"{found.claimed} ({found.running} running, {found.undecided} undecided)"),
         ("oldest claim", when(found.oldest_claim, now)),
-        ("pending", f"{found.pending} ({found.released} released)"),
+        ("pending", f"{found.pending} ({found.released} released, {found.capped} capped)"),
         ("held", str(found.held)),
         ("suppressed", f"{found.suppressed} when loaded"),
         ("rate", f"{found.per_second:,.1f}/s taken by the provider, last minute"),

@@ -49,6 +49,7 @@ async def _pass(
 ) -> tuple[Report, dict[str, str]]:
     """Return the report, and the send keys of the sends that it names by their wire keys."""
     from reconciler import composition
+    from reconciler.caps import caps_of, keep_caps
     from reconciler.reconcile import Scope, look, run_pass
     from reconciler.restore import Heart
 
@@ -64,6 +65,7 @@ async def _pass(
     scope, policies = Scope(feed, wire_key), composition.policies(app.settings)
     if not dry_run:
         await Heart(app.settings.database.data_dir, operator()).check(pool)
+        await keep_caps(pool, caps_of(app.settings))
     report = await (look(pool, policies, scope) if dry_run else run_pass(pool, policies, who=operator(), scope=scope))
     rows = await pool.fetch(SEND_KEYS, [key for key, _ in report.verdicts]) if report.verdicts else []
     return report, {row["wire_key"]: row["send_key"] for row in rows}

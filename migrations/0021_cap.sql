@@ -1,0 +1,404 @@
+-- Frequency caps: at most so many messages of a class to one recipient in a window of time. A place is taken inside the
+-- claim, under a lock of the recipient's own, and belongs to the send for all its attempts. And a claim of a new send
+-- writes its row once, and a claim that comes second takes no lock of it.
+
+-- The caps. The daemon keeps here what its settings say, so that senders in any language keep to them.
+CREATE TABLE frequency_cap (
+    message_class text PRIMARY KEY,
+    most int NOT NULL CHECK (most BETWEEN 1 AND 1000),
+    span interval CHECK (span > interval '0'),  -- a window that slides, or ...
+    calendar text CHECK (calendar IN ('day', 'week', 'month')),  -- ... one that begins with the day, ...
+    zone text NOT NULL DEFAULT 'UTC',           -- ... in this zone, by the database's clock
+    CHECK (num_nonnulls(span, calendar) = 1)
+);
+
+-- Who had how many of them lately: the places that were taken, the newest first. One row a recipient and class, which is
+-- the lock as well. Addresses are compared without case.
+CREATE TABLE cap_taken (
+    recipient_key text NOT NULL CHECK (recipient_key = lower(recipient_key)),
+    message_class text NOT NULL,
+    wire_keys text[] NOT NULL DEFAULT '{}',
+    taken_at timestamptz[] NOT NULL DEFAULT '{}',
+    PRIMARY KEY (recipient_key, message_class),
+    CHECK (cardinality(wire_keys) = cardinality(taken_at))
+);
+CREATE INDEX cap_taken_last ON cap_taken ((taken_at[1]));
+
+ALTER TABLE send_log ADD COLUMN capped_until timestamptz;  -- when a send that a cap refused may be claimed
+
+-- Says that a send has surely reached nobody, so that it takes no place: each attempt was proved not to have left, or the
+-- only one that did was refused by the provider. What nobody can tell keeps its place, as does what a person declared
+-- failed, or silence.
+CREATE FUNCTION send_reached_nobody(r send_log) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT r.state IN ('pending', 'claimed') AND r.attempt = r.not_sent_attempts
+        OR r.state = 'failed' AND (r.attempt = r.not_sent_attempts
+            OR r.attempt = r.not_sent_attempts + 1 AND (r.verdict_source = 'sender' OR r.verdict_reason = 'rejected'))
+$$;
+
+-- Where a window that holds `t` begins: what was taken later than this counts.
+CREATE FUNCTION cap_since(c frequency_cap, t timestamptz) RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT coalesce(t - c.span, date_trunc(c.calendar, t, c.zone) - interval '1 microsecond')
+$$;
+
+-- Where the calendar's window that holds `t` ends; NULL for one that slides.
+CREATE FUNCTION cap_end(c frequency_cap, t timestamptz) RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+    SELECT (date_trunc(c.calendar, t AT TIME ZONE c.zone) + ('1 ' || c.calendar)::interval) AT TIME ZONE c.zone
+$$;
+
+-- Takes the place of a send under the cap of its class, or finds that all are taken: NULL where it has one, else when
+-- the next one comes free, if no send gives up its own before. Others who want one for this recipient wait for the
+-- caller's commit: whoever claims several sends in one transaction may come into a deadlock, and then claims again.
+CREATE FUNCTION cap_take(r send_log, c frequency_cap) RETURNS timestamptz
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    address CONSTANT text := lower(r.recipient_key);
+    had cap_taken;
+    keys text[];
+    times timestamptz[];
+    t timestamptz;
+BEGIN
+    IF address IS NULL THEN
+        RAISE EXCEPTION 'message class % has a frequency cap: claim its sends with one recipient each', quote_literal(c.message_class)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT * INTO had FROM cap_taken h WHERE h.recipient_key = address AND h.message_class = c.message_class FOR UPDATE;  -- lock
+    IF NOT FOUND THEN
+        INSERT INTO cap_taken AS h (recipient_key, message_class) VALUES (address, c.message_class)
+        ON CONFLICT (recipient_key, message_class) DO UPDATE SET message_class = h.message_class
+        RETURNING h.* INTO had;
+    END IF;
+    t := clock_timestamp();
+    SELECT coalesce(array_agg(s.k ORDER BY s.at DESC, s.k), '{}'), coalesce(array_agg(s.at ORDER BY s.at DESC, s.k), '{}')
+    INTO keys, times  -- and look: this snapshot is newer than the lock
+    FROM unnest(had.wire_keys, had.taken_at) AS s(k, at)
+    WHERE s.at > cap_since(c, t) AND s.k <> r.wire_key
+      AND NOT EXISTS (SELECT FROM send_log l WHERE l.wire_key = s.k AND send_reached_nobody(l));
+    IF cardinality(keys) >= c.most THEN
+        RETURN coalesce(times[c.most] + c.span, cap_end(c, t));
+    END IF;
+    UPDATE cap_taken h SET wire_keys = r.wire_key || keys, taken_at = t || times
+    WHERE h.recipient_key = address AND h.message_class = c.message_class;
+    RETURN NULL;
+END $$;
+
+-- The address of a send as it is kept.
+CREATE FUNCTION recipient_kept(address text) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT address $$;
+
+-- Inserts the row of a send unless it is there, pending or, where `claimed_at` is given, claimed; returns it, or NULL.
+CREATE FUNCTION send_insert_as(w text, key text, feed text, options jsonb, claimed_at timestamptz, submit_by timestamptz)
+RETURNS send_log
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    claimed CONSTANT boolean := send_insert_as.claimed_at IS NOT NULL;
+    r send_log;
+BEGIN
+    INSERT INTO send_log (wire_key, send_key, feed, message_class, recipient, recipient_key, campaign, source,
+        fingerprint, payload, intended_at, not_before, expires_at, known_message_id,
+        state, attempt, fence, nonce, claimed_by, first_claimed_at, claimed_at, submit_by, next_check_at)
+    VALUES (w, key, send_insert_as.feed, coalesce(options ->> 'message_class', 'default'), recipient_kept(options ->> 'recipient'),
+        CASE WHEN options ->> 'recipient' NOT LIKE '%,%' THEN recipient_key(options ->> 'recipient') END,
+        options ->> 'campaign', options ->> 'source', options ->> 'fingerprint', options -> 'payload',
+        (options ->> 'intended_at')::timestamptz, (options ->> 'not_before')::timestamptz,
+        (options ->> 'expires_at')::timestamptz, options ->> 'known_message_id',
+        CASE WHEN claimed THEN 'claimed' ELSE 'pending' END, claimed::int, CASE WHEN claimed THEN nextval('send_fence') END,
+        options ->> 'nonce', options ->> 'claimed_by', send_insert_as.claimed_at, send_insert_as.claimed_at, send_insert_as.submit_by,
+        coalesce(send_insert_as.submit_by, (options ->> 'expires_at')::timestamptz))
+    ON CONFLICT (wire_key) DO NOTHING
+    RETURNING * INTO r;
+    RETURN r;
+END $$;
+
+-- As in 0005: inserts the pending row of a send unless it is there; returns whether it was inserted.
+CREATE OR REPLACE FUNCTION send_insert(w text, key text, feed text, options jsonb) RETURNS boolean
+LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
+    SELECT (send_insert_as(w, key, feed, options, NULL, NULL)).wire_key IS NOT NULL
+$$;
+
+-- Why a locked row, of which nothing may have been heard, is not given out: (outcome, reason, when to ask again), or NULLs.
+CREATE FUNCTION send_objection(r send_log, heard text, feed text, options jsonb, submit_within interval, t timestamptz,
+    OUT outcome text, OUT reason text, OUT retry_at timestamptz)
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    cap frequency_cap;
+BEGIN
+    IF heard = 'accepted' THEN
+        outcome := 'already_sent';
+        reason := 'accepted';
+        RETURN;
+    ELSIF heard IS NOT NULL THEN
+        outcome := 'held';
+        reason := CASE heard WHEN 'rejected' THEN 'rejected' ELSE 'unknown_event' END;
+        RETURN;
+    END IF;
+    SELECT * INTO outcome, reason, retry_at FROM send_refusal(r, feed, options, submit_within, t);
+    IF outcome IS NULL THEN
+        SELECT * INTO cap FROM frequency_cap c  -- of a class that only the environment names the settings know hyphens
+        WHERE c.message_class IN (r.message_class, replace(r.message_class, '_', '-'))
+        ORDER BY c.message_class = r.message_class DESC LIMIT 1;
+        IF FOUND THEN
+            retry_at := cap_take(r, cap);
+            IF retry_at IS NOT NULL THEN
+                outcome := 'capped';
+                reason := 'frequency_cap';
+            END IF;
+        END IF;
+    END IF;
+END $$;
+
+-- As in 0013, and an event without our key is looked for only where the send has a message id, each by its own key: while
+-- the tables have no statistics, the planner would read all of them.
+CREATE OR REPLACE FUNCTION send_heard(w text, f text, recipient_key text, provider_message_id text, known_message_id text) RETURNS text
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    by_key CONSTANT text[] := ARRAY(SELECT testimony FROM provider_event WHERE wire_key = w);
+    by_id text[];
+BEGIN
+    IF num_nonnulls($4, $5) > 0 THEN
+        by_id := ARRAY(
+            SELECT e.testimony
+            FROM (SELECT $2 AS feed UNION
+                  SELECT v.feed FROM verdict v WHERE v.wire_key = $1 AND v.action = 'released' AND v.feed IS NOT NULL) AS via
+            CROSS JOIN (VALUES ($4), ($5)) AS known(id)
+            CROSS JOIN LATERAL (
+                SELECT e.testimony, e.recipient FROM provider_event e WHERE e.wire_key = stand_in_key(via.feed, known.id)
+                OFFSET 0) AS e
+            WHERE NOT EXISTS (
+                SELECT FROM send_log l
+                WHERE l.feed = via.feed AND (l.provider_message_id = known.id OR l.known_message_id = known.id)
+                  AND l.wire_key <> $1
+                  AND (e.recipient IS NULL OR l.recipient_key IS NULL OR l.recipient_key = e.recipient))
+              AND (e.recipient IS NULL OR $3 IS NULL OR e.recipient = $3));
+    END IF;
+    RETURN CASE WHEN 'accepted' = ANY (by_key || by_id) THEN 'accepted'
+                WHEN 'rejected' = ANY (by_key || by_id) THEN 'rejected'
+                WHEN cardinality(by_key || by_id) > 0 THEN 'none' END;
+END $$;
+
+-- As in 0004, likewise.
+CREATE OR REPLACE FUNCTION send_outcome(r send_log) RETURNS float8[]
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+DECLARE
+    keys CONSTANT text[] := ARRAY[r.wire_key, stand_in_key(r.feed, r.provider_message_id), stand_in_key(r.feed, r.known_message_id)];
+BEGIN
+    RETURN (
+        SELECT max(ARRAY[delivery_rank(e.kind), extract(epoch FROM coalesce(e.occurred_at, e.received_at))]::float8[])
+        FROM provider_event e
+        WHERE e.wire_key = ANY (keys)
+          AND (e.wire_key = r.wire_key OR e.recipient IS NULL OR r.recipient_key IS NULL OR r.recipient_key = e.recipient));
+END $$;
+
+-- As in 0005, with caps. The row of a new send is inserted as claimed, which locks it: only what is then found out, that
+-- something was heard of it or forbids it, makes it pending again. (Not that of a campaign, which looks at its claimed
+-- rows.) Whoever finds the row there looks at it without a lock first: a crowd must not stand in the winner's way.
+CREATE OR REPLACE FUNCTION send_claim(key text, feed text, options jsonb)
+RETURNS TABLE (outcome text, wire_key text, attempt int, fence bigint, seconds_left double precision, reason text, retry_at timestamptz)
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET timezone = 'UTC' AS $$
+#variable_conflict use_column
+DECLARE
+    w text;
+    r send_log;
+    t timestamptz := clock_timestamp();
+    submit_within interval;
+    heard text;
+    new_fence bigint;
+    fresh boolean := false;
+BEGIN
+    PERFORM send_check_isolation();
+    PERFORM send_check_call(key, feed, options, ARRAY['message_class', 'recipient', 'campaign', 'source', 'submit_within',
+        'not_before', 'expires_at', 'fingerprint', 'payload', 'claimed_by', 'known_message_id', 'intended_at', 'nonce']);
+    -- In seconds, since a day or month of an interval has no fixed length.
+    submit_within := make_interval(secs => extract(epoch FROM coalesce((options ->> 'submit_within')::interval, '60 seconds'))::float8);
+    IF submit_within <= interval '0' OR submit_within > interval '1 day' THEN
+        RAISE EXCEPTION 'submit_within must lie between 0 and 1 day' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    w := wire_key(key);
+    wire_key := w;
+
+    SELECT * INTO r FROM send_log l WHERE l.wire_key = w;
+    IF NOT FOUND THEN
+        IF (options ->> 'intended_at')::timestamptz < t - (SELECT memory FROM installation) THEN
+            outcome := 'beyond_memory';
+            reason := 'the job is older than the guard''s memory';
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        r := send_insert_as(w, key, feed, options, CASE WHEN options ->> 'campaign' IS NULL THEN t END, t + submit_within);
+        fresh := coalesce(r.state = 'claimed', false);
+        IF r.wire_key IS NULL THEN
+            SELECT * INTO r FROM send_log l WHERE l.wire_key = w;  -- somebody was quicker
+        END IF;
+    END IF;
+    IF NOT fresh THEN
+        RETURN QUERY SELECT * FROM send_standing(r, key, feed, options, t);  -- a cheap refusal, without a lock
+        IF FOUND THEN RETURN; END IF;
+        SELECT * INTO r FROM send_log l WHERE l.wire_key = w FOR UPDATE;  -- lock
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'the row was deleted meanwhile: call again' USING ERRCODE = 'serialization_failure';
+        END IF;
+        t := clock_timestamp();
+        RETURN QUERY SELECT * FROM send_standing(r, key, feed, options, t);
+        IF FOUND THEN RETURN; END IF;
+    END IF;
+
+    heard := send_heard(w, r.feed, r.recipient_key, r.provider_message_id, r.known_message_id);  -- and look
+    SELECT o.* INTO outcome, reason, retry_at FROM send_objection(r, heard, feed, options, submit_within, t) AS o;
+    IF outcome IS NULL AND fresh THEN
+        RETURN QUERY SELECT 'claimed', w, r.attempt, r.fence, extract(epoch FROM submit_within)::double precision,
+            NULL, NULL::timestamptz;
+        RETURN;
+    ELSIF fresh THEN
+        UPDATE send_log l SET state = 'pending', attempt = 0, fence = NULL, nonce = NULL, claimed_by = NULL,
+            first_claimed_at = NULL, claimed_at = NULL, submit_by = NULL, next_check_at = l.expires_at
+        WHERE l.wire_key = w AND l.state = 'claimed' AND l.fence = r.fence
+        RETURNING * INTO r;
+    END IF;
+    IF outcome IS NOT NULL THEN
+        -- A row that is held or expired is looked at by the next pass, which decides what becomes of it.
+        IF outcome = 'already_sent' THEN
+            PERFORM send_settle(r, 'sent', 'accepted', 'feed', 'send_claim', NULL, t);
+        ELSIF outcome IN ('held', 'expired') AND reason <> 'not_before' THEN
+            UPDATE send_log l SET next_check_at = t, updated_at = t WHERE l.wire_key = w AND l.state = 'pending';
+        ELSIF outcome = 'capped' THEN
+            UPDATE send_log l SET capped_until = send_claim.retry_at, updated_at = t
+            WHERE l.wire_key = w AND l.state = 'pending' AND l.capped_until IS DISTINCT FROM send_claim.retry_at;
+        END IF;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+
+    new_fence := nextval('send_fence');
+    UPDATE send_log l SET state = 'claimed', attempt = l.attempt + 1, fence = new_fence, nonce = options ->> 'nonce',
+        feed = send_claim.feed, claimed_by = options ->> 'claimed_by', claimed_at = t,
+        first_claimed_at = coalesce(l.first_claimed_at, t), submit_by = t + submit_within, next_check_at = t + submit_within,
+        fingerprint = coalesce(l.fingerprint, options ->> 'fingerprint'), payload = coalesce(l.payload, options -> 'payload'),
+        recipient = coalesce(l.recipient, recipient_kept(options ->> 'recipient')),
+        recipient_key = coalesce(l.recipient_key,
+            CASE WHEN coalesce(l.recipient, options ->> 'recipient') NOT LIKE '%,%' THEN recipient_key(options ->> 'recipient') END),
+        known_message_id = coalesce(l.known_message_id, options ->> 'known_message_id'), cause = NULL, capped_until = NULL,
+        released_at = NULL, release_basis = NULL, retry_until = NULL, may_failover = false, told = 0,
+        held_reason = NULL, held_since = NULL, updated_at = t
+    WHERE l.wire_key = w AND l.state = 'pending';
+    RETURN QUERY SELECT 'claimed', w, r.attempt + 1, new_fence, extract(epoch FROM submit_within)::double precision,
+        NULL, NULL::timestamptz;
+END $$;
+
+-- As in 0015; what is capped is left out as well, lest it hide the others.
+CREATE OR REPLACE FUNCTION send_claim_released(feed text, batch int, options jsonb)
+RETURNS TABLE (outcome text, send_key text, wire_key text, attempt int, fence bigint, seconds_left double precision,
+    reason text, retry_at timestamptz, message_class text, recipient text, fingerprint text, payload jsonb)
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET timezone = 'UTC' AS $$
+#variable_conflict use_column
+DECLARE
+    t CONSTANT timestamptz := clock_timestamp();
+    hold text;
+    c record;
+    claimed int := 0;
+    -- Rows that would surely be refused are left out, lest they hide the others; what else is refused (it has been heard
+    -- of meanwhile) is the next pass's.
+    waiting CURSOR FOR SELECT l.* FROM send_log l
+        WHERE l.feed = send_claim_released.feed AND l.released_at IS NOT NULL AND l.held_reason IS NULL
+          AND (l.capped_until IS NULL OR l.capped_until <= t)
+          AND (l.not_before IS NULL OR l.not_before <= t) AND (l.expires_at IS NULL OR l.expires_at > t)
+          AND (l.retry_until IS NULL OR l.retry_until > t + coalesce((options ->> 'submit_within')::interval, '60 seconds'))
+          AND (hold IS NULL OR hold <> 'suspect' AND l.release_basis IN ('not_sent', 'operator'))
+        ORDER BY l.released_at, l.wire_key
+        LIMIT batch + 100
+        FOR UPDATE SKIP LOCKED;
+BEGIN
+    PERFORM send_check_isolation();
+    PERFORM send_check_call('none', feed, options, ARRAY['submit_within', 'claimed_by']);
+    IF batch IS NULL OR batch NOT BETWEEN 1 AND 1000 THEN
+        RAISE EXCEPTION 'batch must lie between 1 and 1000' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    hold := send_hold(feed);
+    FOR r IN waiting LOOP
+        -- A same-key retry needs the content that the provider knows: the row's own.
+        SELECT * INTO c FROM send_claim(r.send_key, feed, options || jsonb_strip_nulls(jsonb_build_object('fingerprint', r.fingerprint)));
+        CONTINUE WHEN c.outcome <> 'claimed';
+        claimed := claimed + 1;
+        RETURN QUERY SELECT c.outcome, r.send_key, c.wire_key, c.attempt, c.fence, c.seconds_left, c.reason, c.retry_at,
+            r.message_class, r.recipient, r.fingerprint, r.payload;
+        EXIT WHEN claimed = batch;  -- here: the next row would be locked by being looked at
+    END LOOP;
+END $$;
+
+-- As in 0019, likewise.
+CREATE OR REPLACE FUNCTION send_claim_campaign(campaign text, batch int, options jsonb)
+RETURNS TABLE (outcome text, send_key text, wire_key text, attempt int, fence bigint, seconds_left double precision,
+    reason text, retry_at timestamptz, message_class text, recipient text, fingerprint text, payload jsonb)
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET timezone = 'UTC' AS $$
+#variable_conflict use_column
+DECLARE
+    t CONSTANT timestamptz := clock_timestamp();
+    asked record;
+    hold text;
+    c record;
+    passed_on jsonb;
+    given_out int := 0;
+    -- Rows that would surely be refused are left out, lest they hide the others.
+    waiting CURSOR FOR SELECT l.* FROM send_log l
+        WHERE l.campaign = send_claim_campaign.campaign AND l.state = 'pending'
+          AND l.wire_key > coalesce(options ->> 'after', '')
+          AND l.feed = asked.feed AND l.held_reason IS NULL
+          AND (l.capped_until IS NULL OR l.capped_until <= t)
+          AND (l.not_before IS NULL OR l.not_before <= t) AND (l.expires_at IS NULL OR l.expires_at > t)
+          AND (l.retry_until IS NULL OR l.retry_until > t + coalesce((options ->> 'submit_within')::interval, '60 seconds'))
+          AND (hold IS NULL OR l.release_basis IS NULL OR l.release_basis IN ('not_sent', 'operator'))
+        ORDER BY l.wire_key
+        LIMIT batch + 1000
+        FOR UPDATE SKIP LOCKED;
+BEGIN
+    PERFORM send_check_isolation();
+    SELECT k.name, k.feed INTO asked FROM campaign k WHERE k.name = send_claim_campaign.campaign;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'no campaign has the name %', coalesce(quote_literal(send_claim_campaign.campaign), 'NULL')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM send_check_call('none', asked.feed, options, ARRAY['submit_within', 'claimed_by', 'after']);
+    IF batch IS NULL OR batch NOT BETWEEN 1 AND 1000 THEN
+        RAISE EXCEPTION 'batch must lie between 1 and 1000' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    hold := send_hold(asked.feed);
+    IF hold = 'suspect' OR campaign_hold(asked.name, t) IS NOT NULL THEN RETURN; END IF;
+    -- As campaign_refusal does for each row: here, so that a pause refuses the batch at once and leaves its rows alone.
+    PERFORM FROM campaign k WHERE k.name = asked.name FOR KEY SHARE;
+    IF campaign_hold(asked.name, t) IS NOT NULL THEN RETURN; END IF;
+    FOR r IN waiting LOOP
+        -- A same-key retry needs the content that the provider knows: the row's own.
+        passed_on := options - 'after' || jsonb_strip_nulls(jsonb_build_object('fingerprint', r.fingerprint));
+        SELECT * INTO c FROM send_claim(r.send_key, asked.feed, passed_on);
+        IF c.outcome = 'held' AND c.reason = 'suppressed' THEN  -- nothing was heard of it: the claim has looked
+            PERFORM send_settle(l, 'failed', 'suppressed', 'operator', 'send_claim_campaign', NULL, clock_timestamp())
+            FROM send_log l WHERE l.wire_key = r.wire_key;
+            c.outcome := 'failed';
+        END IF;
+        CONTINUE WHEN c.outcome NOT IN ('claimed', 'failed');
+        given_out := given_out + 1;
+        RETURN QUERY SELECT c.outcome, r.send_key, c.wire_key, c.attempt, c.fence, c.seconds_left, c.reason, c.retry_at,
+            r.message_class, r.recipient, r.fingerprint, r.payload;
+        EXIT WHEN given_out = batch;  -- here: the next row would be locked by being looked at
+    END LOOP;
+END $$;
+
+-- As in 0019, and a batch that came into a deadlock over the recipients' caps is claimed once more.
+DO $do$ BEGIN EXECUTE format($create$
+CREATE OR REPLACE PROCEDURE send_claim_campaign_commit(campaign text, batch int, options jsonb, INOUT claims jsonb DEFAULT NULL)
+LANGUAGE plpgsql AS $$
+BEGIN
+    BEGIN
+        SELECT coalesce(jsonb_agg(to_jsonb(c)), '[]') INTO claims FROM %1$I.send_claim_campaign(campaign, batch, options) AS c;
+    EXCEPTION WHEN deadlock_detected THEN
+        PERFORM pg_sleep(0.1);  -- whoever waited gets it first, or it would happen again
+        SELECT coalesce(jsonb_agg(to_jsonb(c)), '[]') INTO claims FROM %1$I.send_claim_campaign(campaign, batch, options) AS c;
+    END;
+    COMMIT;
+END $$
+$create$, current_schema()); END $do$;

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frequency caps: lets the database know which the settings ask for. The claim keeps to them (migration 0021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from datetime import timedelta
+from typing import Final
+
+import asyncpg
+
+from reconciler.settings import Settings
+from reconciler.units import format_duration
+
+CAPS_SECONDS: Final = 60.0
+"""How often the daemon looks that the database knows them: another daemon may have other settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """At most so many sends of a class to one recipient, within a window that slides or begins with the calendar."""
+
+    message_class: str
+    most: int
+    span: timedelta | None
+    calendar: str | None
+    zone: str
+
+    @property
+    def window(self) -> str:
+        """The window, in words."""
+        return format_duration(self.span) if self.span else f"a {self.calendar} of {self.zone}"
+
+
+def caps_of(settings: Settings) -> list[Cap]:
+    """Return the caps that the settings ask for."""
+    return [
+        Cap(
+            name,
+            found.cap,
+            found.cap_window if isinstance(found.cap_window, timedelta) else None,
+            None if isinstance(found.cap_window, timedelta) else found.cap_window,
+            found.cap_zone,
+        )
+        for name, found in sorted(settings.classes.items())
+        if found.cap is not None
+    ]
+
+
+# A zone that the database doesn't know fails here, and not in each claim.
+KEEP_CAPS: Final = """
+WITH wished AS (
+    SELECT * FROM unnest($1::text[], $2::int[], $3::interval[], $4::text[], $5::text[])
+        AS w(message_class, most, span, calendar, zone)
+    WHERE clock_timestamp() AT TIME ZONE w.zone IS NOT NULL
+), gone AS (
+    DELETE FROM frequency_cap c WHERE c.message_class <> ALL ($1::text[])
+)
+INSERT INTO frequency_cap AS c SELECT * FROM wished
+ON CONFLICT (message_class) DO UPDATE
+SET most = excluded.most, span = excluded.span, calendar = excluded.calendar, zone = excluded.zone
+WHERE (c.most, c.span, c.calendar, c.zone)
+    IS DISTINCT FROM (excluded.most, excluded.span, excluded.calendar, excluded.zone)
+"""
+
+
+async def keep_caps(pool: asyncpg.Pool, caps: Sequence[Cap]) -> None:
+    """Make the table of caps what the settings say. Raises the database's errors; then it stays what it was."""
+    columns = zip(*map(astuple, caps), strict=True) if caps else ([],) * 5
+    await pool.execute(KEEP_CAPS, *map(list, columns))
