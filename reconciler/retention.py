@@ -146,6 +146,7 @@ class _Run:
             await self._delete(keys, cuts)
         async for keys in self._pages(UNCLAIMED_PAGE, cuts):
             await self._delete(keys, cuts)
+        await self._by_batches("send_log", DELETE_CANCELLED, cuts.rows)
 
     async def _pages(self, statement: str, cuts: Cuts, *feed: str) -> AsyncIterator[list[str]]:
         place = Place(datetime(1970, 1, 1, tzinfo=UTC), "")
@@ -170,12 +171,15 @@ class _Run:
 
     async def _notes(self, cuts: Cuts) -> None:
         for table, statement in DELETE_NOTES.items():
-            n = BATCH
-            while n == BATCH:
-                began = time.monotonic()
-                n = await self._pool.fetchval(statement, cuts.passes, BATCH)
-                self.done.rows[table] += n
-                await self._rest(began)
+            await self._by_batches(table, statement, cuts.passes)
+
+    async def _by_batches(self, table: str, statement: str, cut: datetime) -> None:
+        n = BATCH
+        while n == BATCH:
+            began = time.monotonic()
+            n = await self._pool.fetchval(statement, cut, BATCH)
+            self.done.rows[table] += n
+            await self._rest(began)
 
     async def _months(self, cuts: Cuts) -> None:
         for month in await old_months(self._pool, cuts):
@@ -239,6 +243,21 @@ WITH page AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM sends) AS send_log, (SELECT count(*) FROM verdicts) AS verdict,
        (SELECT count(*) FROM shadow_verdicts) AS shadow_verdict, (SELECT count(*) FROM look_ups) AS look_up
+"""
+
+# What a campaign left when it was cancelled: never given out, nothing heard of it, and every claim of it is refused.
+DELETE_CANCELLED: Final = """
+WITH page AS MATERIALIZED (
+    SELECT l.wire_key FROM campaign c JOIN send_log l ON l.campaign = c.name AND l.state = 'pending'
+    WHERE c.state = 'cancelled' AND c.updated_at < $1 AND l.attempt = 0 AND l.next_check_at IS NULL
+      AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = l.wire_key)
+    ORDER BY l.wire_key LIMIT $2 FOR UPDATE OF l SKIP LOCKED
+), gone AS (
+    DELETE FROM send_log l USING page p
+    WHERE l.wire_key = p.wire_key AND l.state = 'pending' AND l.attempt = 0 AND l.next_check_at IS NULL
+    RETURNING true
+)
+SELECT count(*) FROM gone
 """
 
 UNDATED_PAGES: Final = "SELECT pg_relation_size('provider_event_undated') / current_setting('block_size')::int"

@@ -96,7 +96,10 @@ async def old_months(pool: asyncpg.Pool, cuts: Cuts) -> list[date]:
 
 COUNT: Final = """
 SELECT (SELECT count(*) FROM send_log l WHERE send_is_over(l, $1, $2)
-           AND NOT EXISTS (SELECT FROM asked_again a WHERE a.wire_key = l.wire_key AND a.asked_at >= $1)) AS send_log,
+           AND NOT EXISTS (SELECT FROM asked_again a WHERE a.wire_key = l.wire_key AND a.asked_at >= $1))
+       + (SELECT count(*) FROM campaign c JOIN send_log l ON l.campaign = c.name AND l.state = 'pending'
+          WHERE c.state = 'cancelled' AND c.updated_at < $1 AND l.attempt = 0 AND l.next_check_at IS NULL
+            AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = l.wire_key)) AS send_log,
        (SELECT count(*) FROM verdict v JOIN send_log l USING (wire_key) WHERE send_is_over(l, $1, $2)) AS verdict,
        (SELECT count(*) FROM provider_event e
         WHERE e.partition_at = '1970-01-01 00:00:00+00' AND e.received_at < $2) AS provider_event,

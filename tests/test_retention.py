@@ -14,10 +14,11 @@ from typing import Any
 
 import asyncpg
 import pytest
+from campaign_kit import batch, loaded, people
 from kit import FEED, call, claim, confirm, event, fail, heard_neighbours, old_claim, reconcile, row
 from program import Program
 
-from reconciler import retention
+from reconciler import campaign, retention
 from reconciler.findings import judge
 from reconciler.retention import keep_memory, prune, pruning
 from reconciler.retention_look import Ages, Month, Pruned, would_prune
@@ -163,6 +164,24 @@ async def test_sends_that_ended_without_a_claim_go_too(db: asyncpg.Pool) -> None
         await older(db, key, 31 * DAY)
     await once(db)
     assert await keys(db) == set()
+
+
+async def test_what_a_cancelled_campaign_never_gave_out_goes_thirty_days_after_it_was_cancelled(
+    db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "BATCH", 2)
+    await loaded(db, people(8))
+    given = {one["send_key"] for one in await batch(db, 2)}
+    others = sorted(await keys(db) - given)
+    await event(db, others[0], "none", kind="unknown")
+    await claim(db, "order:1", campaign="a label")
+    await campaign.cancel(db, "spring", "wrong list", "me")
+    await db.execute("UPDATE campaign SET updated_at = updated_at - interval '29 days'")
+    assert (await once(db)).rows["send_log"] == 0
+    await db.execute("UPDATE campaign SET updated_at = updated_at - interval '2 days'")
+    assert (await would_prune(db, AGES)).rows["send_log"] == 5
+    assert (await once(db)).rows["send_log"] == 5
+    assert await keys(db) == given | {others[0], "order:1"}, "what was given out or heard of stays"
 
 
 async def test_many_sends_claimed_in_one_moment_go_in_batches(db: asyncpg.Pool) -> None:
