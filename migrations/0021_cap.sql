@@ -85,10 +85,6 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- The address of a send as it is kept.
-CREATE FUNCTION recipient_kept(address text) RETURNS text
-LANGUAGE sql STABLE PARALLEL SAFE AS $$ SELECT address $$;
-
 -- Inserts the row of a send unless it is there, pending or, where `claimed_at` is given, claimed; returns it, or NULL.
 CREATE FUNCTION send_insert_as(w text, key text, feed text, options jsonb, claimed_at timestamptz, submit_by timestamptz)
 RETURNS send_log
@@ -101,7 +97,7 @@ BEGIN
     INSERT INTO send_log (wire_key, send_key, feed, message_class, recipient, recipient_key, campaign, source,
         fingerprint, payload, intended_at, not_before, expires_at, known_message_id,
         state, attempt, fence, nonce, claimed_by, first_claimed_at, claimed_at, submit_by, next_check_at)
-    VALUES (w, key, send_insert_as.feed, coalesce(options ->> 'message_class', 'default'), recipient_kept(options ->> 'recipient'),
+    VALUES (w, key, send_insert_as.feed, coalesce(options ->> 'message_class', 'default'), options ->> 'recipient',
         CASE WHEN options ->> 'recipient' NOT LIKE '%,%' THEN recipient_key(options ->> 'recipient') END,
         options ->> 'campaign', options ->> 'source', options ->> 'fingerprint', options -> 'payload',
         (options ->> 'intended_at')::timestamptz, (options ->> 'not_before')::timestamptz,
@@ -279,7 +275,7 @@ BEGIN
         feed = send_claim.feed, claimed_by = options ->> 'claimed_by', claimed_at = t,
         first_claimed_at = coalesce(l.first_claimed_at, t), submit_by = t + submit_within, next_check_at = t + submit_within,
         fingerprint = coalesce(l.fingerprint, options ->> 'fingerprint'), payload = coalesce(l.payload, options -> 'payload'),
-        recipient = coalesce(l.recipient, recipient_kept(options ->> 'recipient')),
+        recipient = coalesce(l.recipient, options ->> 'recipient'),
         recipient_key = coalesce(l.recipient_key,
             CASE WHEN coalesce(l.recipient, options ->> 'recipient') NOT LIKE '%,%' THEN recipient_key(options ->> 'recipient') END),
         known_message_id = coalesce(l.known_message_id, options ->> 'known_message_id'), cause = NULL, capped_until = NULL,

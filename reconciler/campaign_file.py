@@ -17,7 +17,7 @@ import msgspec
 
 from reconciler import keys
 from reconciler.errors import UserError
-from webhooks.event import wire_key
+from webhooks.event import hashed_recipient, wire_key
 
 ADDRESS_NAMES: Final = ("recipient", "email")
 LONGEST_ADDRESS: Final = 1000
@@ -38,7 +38,7 @@ class Bad(NamedTuple):
 Line = tuple[int, str, str | None]
 """What a line says: its number, an address, and whatever else it holds, as the text of a JSON object."""
 
-Row = tuple[int, str, str, str, str, str | None, str | None]
+Row = tuple[int, str, str, str | None, str, str | None, str | None]
 """One recipient's send: its line, and then as it is stored wire key, send key, recipient, comparable recipient, message
 id known before the call, payload. Plain tuples: for millions of them the garbage collector asks less."""
 
@@ -135,11 +135,12 @@ def address_problem(address: str) -> str | None:
 
 
 def row_maker(
-    campaign: str, namespace: str, known_message_id: Callable[[str], str | None] | None
+    campaign: str, namespace: str, known_message_id: Callable[[str], str | None] | None, salt: bytes | None = None
 ) -> Callable[[Line], Row | Bad]:
     """Return what makes a campaign's rows. The send key is `campaign:NAME:ADDRESS`, whatever the case of the address.
 
-    `known_message_id` gives the id that a provider lets us choose, for a send key.
+    `known_message_id` gives the id that a provider lets us choose, for a send key. With `salt`, the installation's,
+    nothing of a row holds the address: the send key is its own hash, and a line that says nothing else is refused.
     """
     prefix = keys.send_key("campaign", campaign, "@").removesuffix("@")
     room = keys.MAX_KEY - len(prefix)
@@ -155,6 +156,11 @@ def row_maker(
             key = keys.send_key("campaign", campaign, address, fold_local=True)
             comparable = keys.normal_recipient(address)
         known = known_message_id(key) if known_message_id else None
-        return line, wire_key(key, namespace), key, address, comparable, known, rest
+        wire = wire_key(key, namespace)
+        if salt is None:
+            return line, wire, key, address, comparable, known, rest
+        if rest is None:
+            return Bad(line, "says nothing but an address, which is not kept here: a worker could not find it again")
+        return line, wire, wire, None, hashed_recipient(comparable, salt), known, rest
 
     return row

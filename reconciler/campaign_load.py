@@ -64,6 +64,8 @@ class Loaded:
     bad_lines: int = 0
     bad: list[Bad] = field(default_factory=list)
     """The first bad lines, by number, and what is wrong with them."""
+    addresses_kept: bool = True
+    """False where recipients are stored hashed: workers get what else a line says, and no address."""
 
     def note_bad(self, found: list[Bad]) -> None:
         """Count what is passed over."""
@@ -85,11 +87,11 @@ async def load(pool: asyncpg.Pool, plan: Plan, file: BinaryIO, provider: Provide
     Bad lines are counted, named by number and stop nothing. Nothing is given out before a file was loaded to its end.
     Raises UserError where the campaign is another one or was cancelled, or the file's form is wrong.
     """
-    namespace = await pool.fetchval(NAMESPACE)
+    ((namespace, salt),) = await pool.fetch(INSTALLATION)
     lines = await asyncio.to_thread(_begin_reading, file)
     run = await _begin(pool, plan)
-    chunks = _chunks(lines, row_maker(plan.name, namespace, _known_ids(provider, namespace)))
-    done = Loaded()
+    chunks = _chunks(lines, row_maker(plan.name, namespace, _known_ids(provider, namespace), salt))
+    done = Loaded(addresses_kept=salt is None)
     storing: set[asyncio.Task[tuple[Counter[str], list[Bad]]]] = set()
     try:
         while chunk := await asyncio.to_thread(next, chunks, None):
@@ -147,7 +149,7 @@ def _chunks(lines: Iterator[Line | Bad], row: Callable[[Line], Row | Bad]) -> It
         yield chunk
 
 
-NAMESPACE: Final = "SELECT namespace FROM installation"
+INSTALLATION: Final = "SELECT namespace, recipient_salt FROM installation"
 # A campaign keeps its feed and class: its sends may have been attempted there. A new time has to be confirmed anew. One
 # whose sends may have been pruned takes no more: nothing would tell who was written to.
 BEGIN: Final = """

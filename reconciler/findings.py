@@ -12,8 +12,10 @@ from reconciler.feeds import ALL_FEEDS
 from reconciler.outbox import OutboxStatus
 from reconciler.outlook import Outlook
 from reconciler.settings import Settings
+from reconciler.settings_facts import can_be_asked
 from reconciler.status import FeedStatus, Status, Undecided, held_in_words
 from reconciler.units import format_duration, roughly
+from webhooks.registry import PROVIDERS
 
 HELD_TOO_LONG: Final = timedelta(hours=1)
 """Held for longer, a send needs a person, unless its class decides by itself after `give_up_after`."""
@@ -81,6 +83,8 @@ def judge(status: Status, settings: Settings) -> Iterator[Finding]:
     yield from _judge_outbox(status.outbox, status.now)
     yield from _judge_retention(status, settings)
     yield from _judge_database(status, settings)
+    if status.hashed_recipients:
+        yield from _judge_hashed(settings)
     for warning in settings.warnings():
         yield Finding("settings", *_split_advice(warning))
 
@@ -372,3 +376,10 @@ def _judge_database(status: Status, settings: Settings) -> Iterator[Finding]:
             "direct_url is used for those" if direct else "set database.direct_url to the server itself",
             needs_person=not direct,
         )
+
+
+def _judge_hashed(settings: Settings) -> Iterator[Finding]:
+    for name, feed in settings.feeds.items():
+        if can_be_asked(feed) and PROVIDERS[feed.provider].facts.finds_by == "recipient":
+            text = "its provider can only be asked by recipient, and recipients are stored hashed"
+            yield Finding("not_asked", text, "its feed decides alone", name, needs_person=False)

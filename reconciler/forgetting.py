@@ -46,15 +46,15 @@ class Forgotten:
 # better forgotten than too little.
 FIND_SENDS: Final = """
 SELECT wire_key, state IN ('sent', 'failed') AS final, created_at FROM send_log
-WHERE lower(recipient_key) = lower(recipient_key($1))
+WHERE lower(recipient_key) = (SELECT lower(recipient_here($1)))
    OR recipient LIKE '%,%' AND EXISTS (SELECT FROM regexp_split_to_table(recipient, ',') AS one
-                                       WHERE lower(recipient_key(one)) = lower(recipient_key($1)))
+                                       WHERE lower(recipient_here(one)) = (SELECT lower(recipient_here($1))))
 ORDER BY wire_key
 """
 # Those of sends that are not decided keep what they are matched by.
 FIND_EVENTS: Final = """
 SELECT e.wire_key, e.message_id, e.event_id, e.feed, e.partition_at, e.received_at FROM provider_event e
-WHERE lower(e.recipient) = lower(recipient_key($1)) AND NOT e.wire_key = ANY ($2::text[])
+WHERE lower(e.recipient) = (SELECT lower(recipient_here($1))) AND NOT e.wire_key = ANY ($2::text[])
   AND NOT EXISTS (SELECT FROM send_log l WHERE l.wire_key = e.wire_key AND l.state IN ('pending', 'claimed'))
   AND NOT (e.wire_key LIKE '~%' AND EXISTS (
       SELECT FROM send_log l
@@ -63,7 +63,8 @@ WHERE lower(e.recipient) = lower(recipient_key($1)) AND NOT e.wire_key = ANY ($2
 """
 COUNT: Final = """
 SELECT (SELECT count(*) FROM provider_event WHERE wire_key = ANY ($1::text[])) AS provider_event,
-       (SELECT count(*) FROM verdict WHERE wire_key = ANY ($1::text[]) AND note IS NOT NULL) AS verdict
+       (SELECT count(*) FROM verdict WHERE wire_key = ANY ($1::text[]) AND note IS NOT NULL) AS verdict,
+       (SELECT count(*) FROM cap_taken WHERE recipient_key = lower(recipient_here($2))) AS cap_taken
 """
 ANSWERS: Final = """
 SELECT count(*) AS n, max(keep_until) AS until FROM idempotency WHERE wire_key = ANY ($1::text[]) AND body IS NOT NULL
@@ -88,9 +89,10 @@ async def forget(pool: asyncpg.Pool, address: str, *, dry_run: bool = False) -> 
     done.answers, done.answers_until = answers["n"], answers["until"]
     if dry_run:
         done.rows.update({"send_log": len(final), "provider_event": len(events)})
-        (counts,) = await pool.fetch(COUNT, final)
+        (counts,) = await pool.fetch(COUNT, final, address)
         done.rows.update(dict(counts))
         return done
+    done.rows["cap_taken"] = await pool.fetchval(FORGET_PLACES, address)
     pseudonym = f"~forgotten:{uuid4()}"
     for first in range(0, len(events), BATCH):
         done.rows["provider_event"] += await _redact_events(pool, events[first : first + BATCH], pseudonym)
@@ -101,6 +103,10 @@ async def forget(pool: asyncpg.Pool, address: str, *, dry_run: bool = False) -> 
     return done
 
 
+FORGET_PLACES: Final = """
+WITH gone AS (DELETE FROM cap_taken WHERE recipient_key = lower(recipient_here($1)) RETURNING true)
+SELECT count(*) FROM gone
+"""
 REDACT_EVENTS: Final = """
 WITH gone AS (
     UPDATE provider_event e SET recipient = $6, reason = NULL, raw = ''

@@ -53,13 +53,16 @@ class Question:
 # before the call is the one of the row's own feed. For all feeds the times are those of the whole send: the careful
 # side, since a control must come after them.
 QUESTIONS: Final = """
-SELECT s.wire_key, asked.feed, asked.feed = s.feed AS own, s.message_class, s.state, s.recipient,
+SELECT s.wire_key, asked.feed, asked.feed = s.feed AS own, s.message_class, s.state,
+       coalesce(s.recipient, CASE WHEN i.recipient_salt IS NOT NULL AND s.recipient_key NOT LIKE '~forgotten:%'
+                                  THEN s.recipient_key END) AS recipient, i.recipient_salt AS salt,
        coalesce(s.first_claimed_at, s.created_at) AS claimed_at,
        coalesce(s.submit_by, s.first_claimed_at, s.created_at) AS submit_by,
        CASE WHEN asked.feed = s.feed THEN s.known_message_id END AS known_message_id,
        l.id, l.asked_at, l.answer, l.reason, clock_timestamp() AS now
 FROM unnest($1::text[]) AS wanted(wire_key)
 JOIN send_log s ON s.wire_key = wanted.wire_key
+CROSS JOIN installation i
 CROSS JOIN LATERAL (
     SELECT s.feed
     UNION
@@ -89,7 +92,12 @@ def _question(row: asyncpg.Record) -> Question:
 
 def _sought(row: asyncpg.Record) -> Sought:
     return Sought(
-        row["wire_key"], row["claimed_at"], row["submit_by"], row["recipient"], message_id=row["known_message_id"]
+        row["wire_key"],
+        row["claimed_at"],
+        row["submit_by"],
+        row["recipient"],
+        message_id=row["known_message_id"],
+        salt=row["salt"],
     )
 
 
@@ -100,13 +108,16 @@ SELECT a.place, s.*
 FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::text[]) WITH ORDINALITY
     AS a(wire_key, feed, message_class, submit_by, found_by, place)
 CROSS JOIN LATERAL (
-    SELECT s.wire_key, s.recipient, s.claimed_at, coalesce(s.submit_by, s.answered_at) AS submit_by, s.known_message_id
+    SELECT s.wire_key, coalesce(s.recipient, CASE WHEN i.recipient_salt IS NOT NULL
+                                                   AND s.recipient_key NOT LIKE '~forgotten:%'
+                                                  THEN s.recipient_key END) AS recipient, i.recipient_salt AS salt,
+           s.claimed_at, coalesce(s.submit_by, s.answered_at) AS submit_by, s.known_message_id
     FROM (
         SELECT wire_key, first_claimed_at FROM control
         WHERE feed = a.feed AND message_class = a.message_class AND first_claimed_at >= a.submit_by
           AND wire_key <> a.wire_key
         ORDER BY first_claimed_at LIMIT 100
-    ) AS c JOIN send_log s USING (wire_key)
+    ) AS c JOIN send_log s USING (wire_key) CROSS JOIN installation i
     WHERE a.found_by = 'key' OR a.found_by = 'recipient' AND s.recipient IS NOT NULL
        OR a.found_by = 'id' AND s.known_message_id IS NOT NULL
     ORDER BY c.first_claimed_at LIMIT 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -90,12 +91,18 @@ def load(folder: Path | None = None) -> list[Migration]:
 
 
 async def migrate(
-    dsn: str, *, folder: Path | None = None, namespace: str | None = None, wait: float = 60.0
+    dsn: str,
+    *,
+    folder: Path | None = None,
+    namespace: str | None = None,
+    hash_recipients: bool = False,
+    wait: float = 60.0,
 ) -> list[str]:
     """Apply what is missing and return the names of the files applied, none if there was nothing to do.
 
     `wait` is how many seconds another migrator, or a table that a long transaction holds, is waited for. `namespace`
-    sets the name of this installation, which can't change after the first send. Raises MigrationError, and
+    sets the name of this installation, which can't change after the first send. `hash_recipients` lets recipients be
+    stored hashed for ever, which has to be said before the first send and event. Raises MigrationError, and
     DatabaseUnavailable where the database can't be reached.
     """
     migrations = load(folder)
@@ -110,6 +117,8 @@ async def migrate(
         ran = [migration.name for migration in missing if await _apply(connection, migration, wait)]
         if namespace is not None:
             await _set_namespace(connection, namespace)
+        if hash_recipients:
+            await _hash_recipients(connection, min(LOCK_TIMEOUT, wait))
         return ran
 
 
@@ -294,6 +303,19 @@ async def _set_namespace(connection: asyncpg.Connection, namespace: str) -> None
         raise MigrationError(
             f"the namespace can't become {namespace!r}: sends are recorded under another one, which their keys hold"
         )
+
+
+HASH_RECIPIENTS: Final = "SELECT recipients_hash_from_now_on($1)"
+
+
+async def _hash_recipients(connection: asyncpg.Connection, lock_timeout: float) -> None:
+    async with connection.transaction():
+        await connection.execute(PREPARE, True, int(lock_timeout * 1000), int(STATEMENT_TIMEOUT * 1000))
+        if not await connection.fetchval(HASH_RECIPIENTS, secrets.token_bytes(32)):
+            raise MigrationError(
+                "recipients can't be stored hashed any more: sends or events are recorded here already, which hold "
+                "addresses: begin with a fresh database"
+            )
 
 
 def _one_line(error: Exception) -> str:

@@ -203,7 +203,10 @@ def _decide_after_grace(
     return Verdict(Action.HELD, silent, next_check_at=later)
 
 
-CANNOT_TELL: Final = ("no_recipient", "several_recipients", "no_message_id", "unsupported", "too_old", "no_control")
+CANNOT_TELL: Final = (
+    *("hashed_recipient", "no_recipient", "several_recipients", "no_message_id"),
+    *("unsupported", "too_old", "no_control"),
+)
 """Why an API has nothing to say of a send, however often it is asked: then its feed decides alone."""
 
 MAY_BE_IT: Final = ("unnamed", "unknown_event")

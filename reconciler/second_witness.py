@@ -142,7 +142,7 @@ def _due_at(question: Question, feed: Feed) -> datetime:
     return again
 
 
-FUTILE: Final = frozenset({"no_recipient", "several_recipients", "no_message_id", "unconfigured"})
+FUTILE: Final = frozenset({"hashed_recipient", "no_recipient", "several_recipients", "no_message_id", "unconfigured"})
 """Reasons of a SILENT for which nobody needs to be called."""
 
 

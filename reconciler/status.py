@@ -138,6 +138,8 @@ class Status:
     clock_skew: timedelta
     """How far the database's clock is ahead of this host's."""
     pooler: bool
+    hashed_recipients: bool
+    """No address is stored: recipients are, hashed."""
 
 
 async def read_status(
@@ -165,9 +167,11 @@ async def read_status(
         last_pass=await _last_pass(connection),
         clock_skew=skew,
         pooler=await is_behind_pooler(connection),
+        hashed_recipients=await connection.fetchval(HASHED_RECIPIENTS),
     )
 
 
+HASHED_RECIPIENTS: Final = "SELECT recipient_salt IS NOT NULL FROM installation"
 DATABASE_CLOCK: Final = "SELECT clock_timestamp()"
 
 

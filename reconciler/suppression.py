@@ -41,8 +41,8 @@ class Imported:
 
 ADD: Final = """
 INSERT INTO suppression (recipient_key, reason, source)
-SELECT DISTINCT ON (1) lower(s.recipient_key), s.reason, $3
-FROM unnest($1::text[], $2::text[]) AS s(recipient_key, reason)
+SELECT DISTINCT ON (1) lower(coalesce(recipient_hash(s.address, i.recipient_salt), s.address)), s.reason, $3
+FROM unnest($1::text[], $2::text[]) AS s(address, reason), installation i
 ORDER BY 1
 ON CONFLICT (recipient_key) DO NOTHING RETURNING recipient_key
 """
@@ -84,7 +84,9 @@ async def add(pool: asyncpg.Pool, addresses: Iterable[str], reason: str | None, 
 
 
 REMOVE: Final = """
-DELETE FROM suppression WHERE recipient_key IN (SELECT lower(key) FROM unnest($1::text[]) AS key)
+DELETE FROM suppression
+WHERE recipient_key IN (SELECT lower(coalesce(recipient_hash(address, i.recipient_salt), address))
+                        FROM unnest($1::text[]) AS address, installation i)
 RETURNING recipient_key
 """
 
@@ -108,6 +110,7 @@ class Suppressed:
     """Somebody on the list."""
 
     recipient_key: str = field(repr=False)
+    """The address, or where recipients are stored hashed, its hash."""
     reason: str | None
     since: datetime
     source: str

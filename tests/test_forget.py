@@ -186,7 +186,7 @@ async def test_many_are_redacted_in_batches(db: asyncpg.Pool, monkeypatch: pytes
         await sent(db, f"order:{n}", ADA, f"m-{n}")
         await event(db, None, "none", kind="unsubscribed", message_id=f"x-{n}", event_id="e", recipient=ADA)
     done = await forget(db, ADA)
-    assert done.rows == {"send_log": 7, "provider_event": 28, "verdict": 0}
+    assert done.rows == {"send_log": 7, "provider_event": 28, "verdict": 0, "cap_taken": 0}
     assert await where_it_stands(db, ADA) == []
 
 
@@ -195,7 +195,10 @@ async def test_a_dry_run_counts_and_changes_nothing(db: asyncpg.Pool, program: P
     await old_claim(db, "order:2", recipient=ADA)
     sends = await db.fetch("SELECT * FROM send_log ORDER BY 1")
     would = await program.json("forget", ADA, "--dry-run")
-    assert (would["rows"], would["undecided"]) == ({"send_log": 1, "provider_event": 3, "verdict": 0}, 1)
+    assert (would["rows"], would["undecided"]) == (
+        {"send_log": 1, "provider_event": 3, "verdict": 0, "cap_taken": 0},
+        1,
+    )
     assert await db.fetch("SELECT * FROM send_log ORDER BY 1") == sends
     done = await program.json("forget", ADA)
     assert done["rows"] == would["rows"]

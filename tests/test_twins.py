@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reconciler.postgres import EmbeddedPostgres
-from webhooks.event import Kind, normal_recipient, stand_in_key, wire_key
+from webhooks.event import Kind, hashed_recipient, normal_recipient, stand_in_key, wire_key
 
 # PostgreSQL text holds neither NUL nor lone surrogates; `wire_key` of those is the receiver's alone.
 texts = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=80)
@@ -47,10 +47,11 @@ def sql(pg: EmbeddedPostgres, template: str) -> Iterator[Sql]:
     maker.loop.run_until_complete(
         maker.connection.execute(f"CREATE DATABASE twins TEMPLATE {template} STRATEGY file_copy")
     )
-    maker.close()
     asked = Sql(pg.dsn("twins"))
     yield asked
     asked.close()
+    maker.loop.run_until_complete(maker.connection.execute("DROP DATABASE twins"))
+    maker.close()
 
 
 @given(st.one_of(texts, plain, hashes).filter(bool), st.sampled_from(["", "staging", "zürich"]))
@@ -85,6 +86,30 @@ def test_the_comparable_form_of_an_address_is_the_same(sql: Sql, address: str) -
     if any(folds_differently(c) for c in address):
         return
     assert sql.ask("SELECT recipient_key($1)", address) == normal_recipient(address)
+
+
+forms = st.from_regex(r"[0-9a-f]{39,41}(@[0-9a-f]{15,17})?", fullmatch=True)
+
+
+@given(st.one_of(texts, addresses, forms), st.binary(min_size=16, max_size=40))
+@example("Ada@example.org", b"s" * 32).via("the case of ASCII letters")
+@example("Ämilie@example.org", b"s" * 32).via("that of others")
+@example("@", b"s" * 32).via("nothing on either side")
+@example("Customer-77", b"s" * 32).via("no domain")
+@example("a" * 40 + "\n", b"s" * 32).via("a line feed at the end is no hash")
+@settings(deadline=None, max_examples=200)
+def test_the_hash_of_an_address_is_the_same_maps_to_itself_and_keeps_what_is_equal(
+    sql: Sql, address: str, salt: bytes
+) -> None:
+    made = hashed_recipient(address, salt)
+    assert sql.ask("SELECT recipient_hash($1, $2)", address, salt) == made
+    assert hashed_recipient(made, salt) == made
+    local, at, domain = address.rpartition("@")
+    assert (sql.ask("SELECT recipient_domain($1)", made) is None) == (not at)
+    if made != address:
+        other = hashed_recipient(f"x{local}{at}{domain}", salt)
+        assert other.partition("@")[2] == made.partition("@")[2]
+        assert other != made
 
 
 def folds_differently(c: str) -> bool:

@@ -23,6 +23,9 @@ PLAIN_KEY: Final = re.compile(r"[a-z0-9_-]{1,48}")
 HASHED_KEY: Final = re.compile(r"[0-9a-f]{48}")
 """What one looks like that was hashed: in a slot that others use too, nothing else is taken for a key of ours."""
 
+HASHED_RECIPIENT: Final = re.compile(r"[0-9a-f]{40}(@[0-9a-f]{16})?")
+"""What a recipient looks like that was hashed."""
+
 _PLAIN_ADDRESS: Final = re.compile(r"(?!.*xn--)[a-z0-9._+-]+@[a-z0-9.-]+")
 _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 _ADDRESS_IN_BRACKETS: Final = re.compile(r"<([^<>]+)>\Z")
@@ -160,6 +163,25 @@ def normal_recipient(address: str | None) -> str | None:
         bare = found[1].strip(_BLANK)
     local, at, domain = bare.rpartition("@")
     return f"{local}@{_ascii_domain(domain)}" if at else bare or None
+
+
+def hashed_recipient(normal: str, salt: bytes) -> str:
+    """Return what is kept of an address in its comparable form where recipients are stored hashed.
+
+    160 bits of SHA-256 over salt and address, whatever the case of its ASCII letters, and where it has a domain, 64
+    bits over that: equal recipients, and equal domains, stay equal. A hashed one maps to itself. The SQL function
+    `recipient_hash` is its twin.
+    """
+    if HASHED_RECIPIENT.fullmatch(normal):
+        return normal
+    _, at, domain = normal.rpartition("@")
+    whole = _salted(normal, salt)[:40]
+    return f"{whole}@{_salted(domain, salt)[:16]}" if at else whole
+
+
+def _salted(text: str, salt: bytes) -> str:
+    # Bytes are lowered in ASCII alone, which no locale of a database disputes.
+    return hashlib.sha256(salt + b"\0" + text.encode("utf-8", "surrogatepass").lower()).hexdigest()
 
 
 def is_plain_address(address: str) -> bool:

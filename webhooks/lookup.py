@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from email.utils import getaddresses
 from typing import Final
@@ -12,7 +12,15 @@ from typing import Final
 from msgspec.structs import replace
 
 from webhooks.asking import Api, ApiError, Query, Searches
-from webhooks.event import Answer, Event, Testimony, normal_recipient, same_mailbox, wire_key
+from webhooks.event import (
+    Answer,
+    Event,
+    Testimony,
+    hashed_recipient,
+    normal_recipient,
+    same_mailbox,
+    wire_key,
+)
 from webhooks.provider import Feed, Provider
 
 EARLIER: Final = timedelta(minutes=5)
@@ -30,11 +38,19 @@ class Sought:
     recipient: str | None = None
     message_id: str | None = None
     """An id that was known before the call."""
+    salt: bytes | None = field(default=None, repr=False)
+    """What the recipient is hashed with; None: it is an address."""
 
     def query(self) -> Query:
-        """Return the question that finds it."""
+        """Return the question that finds it; a hashed recipient can't be asked for."""
         since, until = self.claimed_at - EARLIER, self.submit_by + LATER
-        return Query(since, until, self.wire_key, normal_recipient(self.recipient), self.message_id)
+        recipient = normal_recipient(self.recipient) if self.salt is None else None
+        return Query(since, until, self.wire_key, recipient, self.message_id)
+
+    def comparable(self, address: str | None) -> str | None:
+        """Return an address in the form in which the recipient is kept."""
+        normal = normal_recipient(address)
+        return hashed_recipient(normal, self.salt) if normal and self.salt is not None else normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +59,8 @@ class Found:
 
     answer: Answer
     reason: str = ""
-    """A short stable word: `unsupported`, `no_recipient`, `several_recipients`, `no_message_id`, `not_settled`,
-    `too_old`, `no_control`, `control_not_found`, `unknown_event`, or an ApiError's."""
+    """A short stable word: `unsupported`, `hashed_recipient`, `no_recipient`, `several_recipients`, `no_message_id`,
+    `not_settled`, `too_old`, `no_control`, `control_not_found`, `unknown_event`, or an ApiError's."""
     hint: str = ""
     events: Sequence[Event] = ()
 
@@ -73,6 +89,10 @@ def _objection(provider: Provider, sought: Sought) -> Found | None:
     facts = provider.facts
     if not isinstance(provider, Searches) or facts.finds_by == "nothing":
         return Found(Answer.SILENT, "unsupported", f"it can't be asked: see reconciler providers {provider.name}")
+    if facts.finds_by == "recipient" and sought.salt is not None:
+        return Found(
+            Answer.SILENT, "hashed_recipient", "this provider is asked by recipient, and recipients are stored hashed"
+        )
     if facts.finds_by == "recipient" and not sought.recipient:
         return Found(Answer.SILENT, "no_recipient", "this provider is asked by recipient, and the row holds none")
     if facts.finds_by == "recipient" and len(getaddresses([sought.recipient or ""])) > 1:
@@ -128,7 +148,7 @@ class _Ask:
         async for event in self.provider.search(sought.query(), self.feed, self.api):
             if is_about(event, sought, self.namespace):
                 found.append(replace(event, send_key=sought.wire_key))
-            elif event.send_key is None and sought.recipient and same_mailbox(event.recipient, sought.recipient):
+            elif event.send_key is None and _may_be_to(event, sought):
                 unnamed = True
         if unnamed and not found and self.provider.facts.echoes_key:
             raise ApiError("unnamed", "it lists a send to this recipient that shows no key, so that it may be this one")
@@ -142,4 +162,8 @@ def is_about(event: Event, sought: Sought, namespace: str = "") -> bool:
     if sought.message_id is None or event.message_id != sought.message_id:
         return False
     both = event.recipient and sought.recipient
-    return not both or normal_recipient(event.recipient) == normal_recipient(sought.recipient)
+    return not both or sought.comparable(event.recipient) == sought.comparable(sought.recipient)
+
+
+def _may_be_to(event: Event, sought: Sought) -> bool:
+    return bool(sought.recipient) and same_mailbox(sought.comparable(event.recipient), sought.recipient)

@@ -14,6 +14,7 @@ from webhooks.event import (
     Kind,
     Testimony,
     bounded_id,
+    hashed_recipient,
     normal_recipient,
     stand_in_key,
     storable,
@@ -41,10 +42,15 @@ _ROW_BYTES: Final = 300  # what a row takes beside its raw bytes, roughly
 
 
 class RowMaker:
-    """Makes rows for one installation: its namespace and the months that have a partition."""
+    """Makes rows for one installation: its namespace, the months that have a partition, and the salt of recipients.
 
-    def __init__(self, namespace: str = "", months: Iterable[date] = ()) -> None:
+    With a salt no row holds an address: recipients are hashed, raw bytes are left out, and reasons lose what looks like
+    one.
+    """
+
+    def __init__(self, namespace: str = "", months: Iterable[date] = (), salt: bytes | None = None) -> None:
         self._namespace = namespace
+        self._salt = salt
         self._months = frozenset((month.year, month.month) for month in months)
 
     def make(self, feed: str, events: Sequence[Event], source: str) -> tuple[Rows, int]:
@@ -66,9 +72,12 @@ class RowMaker:
         at = _utc(event.occurred_at)
         recipient = _recipient(event.recipient) if event.recipient else None
         reason = _text(event.reason, MAX_REASON) if event.reason else None
+        raw = event.raw
+        if self._salt is not None:
+            recipient, reason, raw = _hashed_recipient(event.recipient, self._salt), _without_addresses(reason), b""
         return (
             (key, message_id, event_id, feed, self._partition(at)),
-            (at, event.kind, event.testimony, recipient, reason, source, event.raw),
+            (at, event.kind, event.testimony, recipient, reason, source, raw),
         )
 
     def _partition(self, at: datetime | None) -> datetime:
@@ -152,6 +161,15 @@ def _recipient(address: str) -> str | None:
         return f"{local}@{domain.lower()}"[:MAX_RECIPIENT]
     normal = normal_recipient(address)
     return _fit(normal)[:MAX_RECIPIENT] if normal else None
+
+
+def _hashed_recipient(address: str | None, salt: bytes) -> str | None:
+    normal = normal_recipient(address)
+    return hashed_recipient(normal, salt) if normal else None
+
+
+def _without_addresses(text: str | None) -> str | None:
+    return text and " ".join("~" if "@" in word else word for word in text.split(" "))
 
 
 def _fit(text: str) -> str:

@@ -45,16 +45,16 @@ _LOST: Final = (
     asyncpg.CrashShutdownError,
 )
 
-NAMESPACE: Final = "SELECT namespace FROM installation"
+INSTALLATION: Final = "SELECT namespace, recipient_salt FROM installation"
 MONTHS: Final = "SELECT provider_event_months()"
 
 
 async def read_layout(connection: Any) -> RowMaker:
-    """Return a maker of rows for this database: the installation's namespace and the months with a partition."""
+    """Return a maker of rows for this database: how it makes keys and recipients, and the months with a partition."""
     async with connection.transaction():
-        namespace = await connection.fetchval(NAMESPACE)
+        ((namespace, salt),) = await connection.fetch(INSTALLATION)
         months = await connection.fetch(MONTHS)
-    return RowMaker(namespace, [month for (month,) in months])
+    return RowMaker(namespace, [month for (month,) in months], salt)
 
 
 # Whose rows were new is only told when it must be asked: none and all need no list.

@@ -27,18 +27,23 @@ if TYPE_CHECKING:
 @click.command(cls=Command, epilog="Example: reconciler migrate --check || reconciler migrate")
 @click.option("--check", is_flag=True, help="Only say which files are missing; exit with 3 if any is.")
 @click.option("--namespace", metavar="NAME", help="Name this installation, before its first send.")
+@click.option("--hash-recipients", is_flag=True, help="Store no addresses, from before its first send and event on.")
 @json_option
 @click.pass_obj
-def migrate(app: App, check: bool, namespace: str | None, as_json: bool) -> None:
+def migrate(app: App, check: bool, namespace: str | None, hash_recipients: bool, as_json: bool) -> None:
     """Bring the database to this program's schema. Safe while everything runs.
 
     Two installations that share a provider account each need a namespace of their own, so that neither takes
     the other's events for its own.
+
+    With --hash-recipients addresses are kept as salted hashes only, for good: providers that can only be asked by
+    recipient can't be asked, campaigns' workers get no address, raw events are not kept (docs/retention.md).
     """
-    if check and namespace is not None:
-        raise click.UsageError("--check changes nothing, --namespace does: choose one")
+    if check and (namespace is not None or hash_recipients):
+        name = "--hash-recipients" if namespace is None else "--namespace"
+        raise click.UsageError(f"--check changes nothing, {name} does: choose one")
     app.configure_logs()
-    names = asyncio.run(_migrate(app, check, namespace))
+    names = asyncio.run(_migrate(app, check, namespace, hash_recipients))
     if as_json:
         say_json({"missing" if check else "applied": names})
     else:
@@ -46,16 +51,20 @@ def migrate(app: App, check: bool, namespace: str | None, as_json: bool) -> None
             say(f"{'missing' if check else 'applied'}  {name}")
         if not names:
             say("the schema is up to date")
+        if hash_recipients:
+            say("recipients are stored hashed")
     if check and names:
         sys.exit(NEEDS_A_PERSON)
 
 
-async def _migrate(app: App, check: bool, namespace: str | None) -> list[str]:
+async def _migrate(app: App, check: bool, namespace: str | None, hash_recipients: bool) -> list[str]:
     from reconciler import migrate as migrations
 
     async with app.open_database(check_schema=False, create=not check) as database:
         dsn = app.settings.database.direct_url or database.dsn
-        return await (migrations.pending(dsn) if check else migrations.migrate(dsn, namespace=namespace))
+        if check:
+            return await migrations.pending(dsn)
+        return await migrations.migrate(dsn, namespace=namespace, hash_recipients=hash_recipients)
 
 
 @click.command(cls=Command, epilog='Example: reconciler psql -c "SELECT state, count(*) FROM send_log GROUP BY 1"')

@@ -83,6 +83,8 @@ def status(app: App, check: bool, feed: str | None, as_json: bool) -> None:
     else:
         for name, place in _looked_at(app).items():
             say(f"{name.replace('_', ' ') + ':':15}{place or f'none {LOOKED_FOR}'}")
+        if found.hashed_recipients:
+            say(f"{'recipients:':15}stored hashed")
         say()
         _say_status(found, findings)
     if check and alarms:
@@ -244,6 +246,8 @@ def providers(name: str | None, as_json: bool) -> None:
     elif name:
         for field, value in facts[name].items():
             _say_fact(field.replace("_", " "), value)
+            if field == "finds_by" and value == "recipient":
+                say(f"{'':26}(so it can't be asked where recipients are stored hashed)")
         say(JOINED_BY_ID)
     else:
         columns = ("title", "redelivers_for", "same_key_window", "finds_by", "lists", "first_event_is_delivery")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`reconciler report duplicates|vanished|unknown|drift`: what no single send shows."""
+"""`reconciler report duplicates|vanished|unknown|drift|overlaps|sources`: what no single send shows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from reconciler.errors import UserError
 
 if TYPE_CHECKING:
     from reconciler.drift import Drift
+    from reconciler.inventory import Looked, Overlaps, Senders
     from reconciler.reports import RecordedDuplicate, UnknownEvents, Vanished
     from webhooks.database import BoundedPool
 
@@ -26,6 +27,9 @@ RUN: Final = 1000
 """Sends of a feed in each part of the time that `vanished` looks at: a person may wait, a status may not."""
 
 feed_option = click.option("--feed", metavar="FEED", callback=feed_text, help="Only this feed. Default: all.")
+limit_option = click.option(
+    "--limit", type=click.IntRange(1, 1000), default=MOST_ROWS, show_default=True, help="Most lines of each list."
+)
 
 
 def since_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -46,7 +50,7 @@ def older_text(_context: click.Context, _parameter: click.Parameter, value: str)
 
 @click.group(cls=Root)
 def report() -> None:
-    """Show duplicates, vanished sends, stray events, drifting keys."""
+    """Show duplicates, lost sends, drifting keys, and who sends what."""
 
 
 @report.command(cls=Command, epilog="Example: reconciler report duplicates --since 7d")
@@ -190,9 +194,7 @@ def _say_unknown(found: UnknownEvents) -> None:
     callback=older_text,
     help="The most between one and the next.",
 )
-@click.option(
-    "--limit", type=click.IntRange(1, 1000), default=MOST_ROWS, show_default=True, help="Most lines of each list."
-)
+@limit_option
 @feed_option
 @json_option
 @click.pass_obj
@@ -239,3 +241,101 @@ def _say_drift(found: Drift) -> None:
         say("not sent again: right for a job that came twice; a wanted repeat needs a key of its own (a version)")
     if not (found.repeated or found.swallowed):
         say("no message has several keys, and none was asked for again")
+
+
+@report.command(cls=Command, epilog="Example: reconciler report overlaps --since 30d --within 1h")
+@since_option("7d")
+@click.option(
+    "--within", metavar="AGE", default="10m", show_default=True, callback=older_text, help="The most between the two."
+)
+@limit_option
+@feed_option
+@json_option
+@click.pass_obj
+def overlaps(app: App, since: datetime, within: timedelta, limit: int, feed: str | None, as_json: bool) -> None:
+    """List pairs of sources that write to the same people.
+
+    Mail of one message class to one recipient from two sources, one soon after the other: two systems send the same.
+    Only sends with a recipient can be compared, those that were sent or may have been; of each 24th part of the time at
+    most the newest 5,000 of a feed are looked at. What names no class is all of one class, `default`; what names no
+    source is all of one, shown as -.
+    """
+    from reconciler import inventory
+
+    async def work(pool: BoundedPool) -> Overlaps:
+        async with pool.acquire() as connection:
+            found = await inventory.overlaps(connection, since, feed, within, limit)
+            if feed and not found.looked_at:
+                await app.check_feed(connection, feed)
+            return found
+
+    found = app.with_database(work, create=False)
+    if as_json:
+        say_json(found)
+    else:
+        _say_overlaps(found)
+
+
+def _say_overlaps(found: Overlaps) -> None:
+    _say_looked_at(found.looked_at)
+    if not found.overlaps:
+        say("no two sources wrote to the same people")
+        return
+    say_table(
+        ("CLASS", "SOURCE", "AND SOURCE", "RECIPIENTS", "TIMES", "FIRST", "LAST", "WIRE KEYS, FOR EXAMPLE"),
+        [
+            (o.message_class, *o.sources, o.recipients, o.times, o.first_at, o.last_at, " and ".join(o.examples[0]))
+            for o in found.overlaps
+        ],
+    )
+    say("the same mail from both? Then one of them should not send it, or both should make the same send key")
+
+
+@report.command(cls=Command, epilog="Example: reconciler report sources --since 7d")
+@since_option("30d")
+@limit_option
+@feed_option
+@json_option
+@click.pass_obj
+def sources(app: App, since: datetime, limit: int, feed: str | None, as_json: bool) -> None:
+    """List who sends what: source, message class, feed.
+
+    A source is what senders give as the option source; - is who gives none. Sends count from their first claim: what
+    was never given out is no mail. UNDECIDED is claimed, or free for another attempt. FIRST and LAST lie within the
+    time looked at. Of each 24th part of it at most the newest 5,000 sends of a feed are looked at.
+    """
+    from reconciler import inventory
+
+    async def work(pool: BoundedPool) -> Senders:
+        async with pool.acquire() as connection:
+            found = await inventory.senders(connection, since, feed, limit)
+            if feed and not found.looked_at:
+                await app.check_feed(connection, feed)
+            return found
+
+    found = app.with_database(work, create=False)
+    if as_json:
+        say_json(found)
+    else:
+        _say_senders(found)
+
+
+def _say_senders(found: Senders) -> None:
+    _say_looked_at(found.looked_at)
+    if found.senders:
+        say_table(
+            ("SOURCE", "CLASS", "FEED", "SENDS", "SENT", "FAILED", "UNDECIDED", "FIRST", "LAST"),
+            [
+                (s.source, s.message_class, s.feed, s.sends, s.sent, s.failed, s.undecided, s.first_at, s.last_at)
+                for s in found.senders
+            ],
+        )
+
+
+def _say_looked_at(looked_at: list[Looked]) -> None:
+    from reconciler.inventory import sampled
+
+    sends, compared = (sum(getattr(one, name) for one in looked_at) for name in ("sends", "with_recipient"))
+    say(f"looked at {sends} sends, {compared} of them with a recipient")
+    if some := sampled(looked_at):
+        say(f"of {', '.join(some)} at a sample: counts are the sample's, and what is rare may be missing (--since)")
