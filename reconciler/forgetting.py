@@ -40,6 +40,8 @@ class Forgotten:
     """Answers kept for an Idempotency-Key of his sends; they are deleted by themselves ..."""
     answers_until: datetime | None = None
     """... by then."""
+    suppressed: bool = False
+    """Whether the suppression list has the address, and keeps it: he would be written to again."""
 
 
 # A send to several names them in one text, and has no recipient_key. Local parts are compared without case: too much is
@@ -66,6 +68,7 @@ SELECT (SELECT count(*) FROM provider_event WHERE wire_key = ANY ($1::text[])) A
        (SELECT count(*) FROM verdict WHERE wire_key = ANY ($1::text[]) AND note IS NOT NULL) AS verdict,
        (SELECT count(*) FROM cap_taken WHERE recipient_key = lower(recipient_here($2))) AS cap_taken
 """
+SUPPRESSED: Final = "SELECT EXISTS (SELECT FROM suppression WHERE recipient_key = lower(recipient_here($1)))"
 ANSWERS: Final = """
 SELECT count(*) AS n, max(keep_until) AS until FROM idempotency WHERE wire_key = ANY ($1::text[]) AND body IS NOT NULL
 """
@@ -85,6 +88,7 @@ async def forget(pool: asyncpg.Pool, address: str, *, dry_run: bool = False) -> 
     done.first_at = min(
         [row["created_at"] for row in sends if row["final"]] + [row["received_at"] for row in events], default=None
     )
+    done.suppressed = await pool.fetchval(SUPPRESSED, address)
     (answers,) = await pool.fetch(ANSWERS, final)
     done.answers, done.answers_until = answers["n"], answers["until"]
     if dry_run:

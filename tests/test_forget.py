@@ -12,7 +12,7 @@ import pytest
 from kit import FEED, call, claim, confirm, event, fail, old_claim, reconcile, row, state, until_it_waits
 from program import Program
 
-from reconciler import forgetting
+from reconciler import forgetting, suppression
 from reconciler.forgetting import forget
 
 ADA, BOB = "ada@example.org", "bob@example.org"
@@ -209,6 +209,7 @@ async def test_what_remains_is_said(db: asyncpg.Pool, program: Program, config: 
     config.write_text(config.read_text("utf-8") + '[archive]\nurl = "s3://mail/raw"\n')
     await sent(db, KEY)
     await old_claim(db, "order:2", recipient=ADA)
+    await suppression.add(db, [ADA.upper()], "asked to", "me")
     await db.execute("UPDATE send_log SET created_at = '2026-03-05T10:00:00Z' WHERE state = 'sent'")
     await db.execute(
         "INSERT INTO idempotency (id, fingerprint, state, lease_until, keep_until, wire_key, status, headers, body)"
@@ -223,6 +224,7 @@ async def test_what_remains_is_said(db: asyncpg.Pool, program: Program, config: 
         "redacted 1 sends, 3 events, 0 verdicts",
         "1 sends are not decided yet and were left: run it again once they are",
         "1 answers kept for an Idempotency-Key go by themselves by 2026-12-24T10:00:00Z",
+        "the suppression list keeps the address, or campaigns would write to him: see suppress remove",
         archive,
         "not reached: backups and replicas of the database, the application's own tables and logs, the provider",
         "an event that the provider delivers later brings the address back: run it again some days from now",

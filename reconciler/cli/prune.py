@@ -93,7 +93,7 @@ def forget(app: App, recipient: str, dry_run: bool, as_json: bool) -> None:
 
 
 def _as_json(done: Forgotten) -> dict[str, Any]:
-    names = ("rows", "undecided", "first_at", "answers", "answers_until")
+    names = ("rows", "undecided", "first_at", "answers", "answers_until", "suppressed")
     return {name: getattr(done, name) for name in names}
 
 
@@ -116,6 +116,8 @@ def _remains(done: Forgotten, archive: dict[str, str] | None) -> list[str]:
         lines.append(
             f"{done.answers} answers kept for an Idempotency-Key go by themselves by {iso(done.answers_until)}"
         )
+    if done.suppressed:
+        lines.append("the suppression list keeps the address, or campaigns would write to him: see suppress remove")
     if archive:
         lines.append(
             f"the archive may hold it, in deliveries as they came, from {archive['first']} to {archive['last']}, and "
