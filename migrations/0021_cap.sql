@@ -9,6 +9,7 @@ CREATE TABLE frequency_cap (
     span interval CHECK (span > interval '0'),  -- a window that slides, or ...
     calendar text CHECK (calendar IN ('day', 'week', 'month')),  -- ... one that begins with the day, ...
     zone text NOT NULL DEFAULT 'UTC',           -- ... in this zone, by the database's clock
+    changed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     CHECK (num_nonnulls(span, calendar) = 1)
 );
 
@@ -36,16 +37,26 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
             OR r.attempt = r.not_sent_attempts + 1 AND (r.verdict_source = 'sender' OR r.verdict_reason = 'rejected'))
 $$;
 
--- Where a window that holds `t` begins: what was taken later than this counts.
+-- Where a window that holds `t` begins: what was taken later than this counts. Where clocks are set back over midnight
+-- there are two: in the hour before the second one, everything since the day before counts.
 CREATE FUNCTION cap_since(c frequency_cap, t timestamptz) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
-    SELECT coalesce(t - c.span, date_trunc(c.calendar, t, c.zone) - interval '1 microsecond')
+    SELECT coalesce(t - c.span, interval '-1 microsecond' + CASE
+        WHEN date_trunc(c.calendar, t, c.zone) <= t THEN date_trunc(c.calendar, t, c.zone)
+        ELSE date_trunc(c.calendar, t - interval '3 hours', c.zone) END)
 $$;
 
 -- Where the calendar's window that holds `t` ends; NULL for one that slides.
 CREATE FUNCTION cap_end(c frequency_cap, t timestamptz) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
     SELECT (date_trunc(c.calendar, t AT TIME ZONE c.zone) + ('1 ' || c.calendar)::interval) AT TIME ZONE c.zone
+$$;
+
+-- The cap of a class, or NULL. The settings know a class that only the environment names with hyphens.
+CREATE FUNCTION cap_of(class text) RETURNS frequency_cap
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT c FROM frequency_cap c WHERE c.message_class IN (class, replace(class, '_', '-'))
+    ORDER BY c.message_class = class DESC LIMIT 1
 $$;
 
 -- Takes the place of a send under the cap of its class, or finds that all are taken: NULL where it has one, else when
@@ -61,10 +72,6 @@ DECLARE
     times timestamptz[];
     t timestamptz;
 BEGIN
-    IF address IS NULL THEN
-        RAISE EXCEPTION 'message class % has a frequency cap: claim its sends with one recipient each', quote_literal(c.message_class)
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
     SELECT * INTO had FROM cap_taken h WHERE h.recipient_key = address AND h.message_class = c.message_class FOR UPDATE;  -- lock
     IF NOT FOUND THEN
         INSERT INTO cap_taken AS h (recipient_key, message_class) VALUES (address, c.message_class)
@@ -86,12 +93,13 @@ BEGIN
 END $$;
 
 -- Inserts the row of a send unless it is there, pending or, where `claimed_at` is given, claimed; returns it, or NULL.
-CREATE FUNCTION send_insert_as(w text, key text, feed text, options jsonb, claimed_at timestamptz, submit_by timestamptz)
+CREATE FUNCTION send_insert_as(w text, key text, feed text, options jsonb, claimed_at timestamptz, submit_within interval)
 RETURNS send_log
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
     claimed CONSTANT boolean := send_insert_as.claimed_at IS NOT NULL;
+    until CONSTANT timestamptz := send_insert_as.claimed_at + submit_within;
     r send_log;
 BEGIN
     INSERT INTO send_log (wire_key, send_key, feed, message_class, recipient, recipient_key, campaign, source,
@@ -103,8 +111,9 @@ BEGIN
         (options ->> 'intended_at')::timestamptz, (options ->> 'not_before')::timestamptz,
         (options ->> 'expires_at')::timestamptz, options ->> 'known_message_id',
         CASE WHEN claimed THEN 'claimed' ELSE 'pending' END, claimed::int, CASE WHEN claimed THEN nextval('send_fence') END,
-        options ->> 'nonce', options ->> 'claimed_by', send_insert_as.claimed_at, send_insert_as.claimed_at, send_insert_as.submit_by,
-        coalesce(send_insert_as.submit_by, (options ->> 'expires_at')::timestamptz))
+        CASE WHEN claimed THEN options ->> 'nonce' END, CASE WHEN claimed THEN options ->> 'claimed_by' END,
+        send_insert_as.claimed_at, send_insert_as.claimed_at, until,
+        coalesce(until, (options ->> 'expires_at')::timestamptz))
     ON CONFLICT (wire_key) DO NOTHING
     RETURNING * INTO r;
     RETURN r;
@@ -134,17 +143,22 @@ BEGIN
         RETURN;
     END IF;
     SELECT * INTO outcome, reason, retry_at FROM send_refusal(r, feed, options, submit_within, t);
-    IF outcome IS NULL THEN
-        SELECT * INTO cap FROM frequency_cap c  -- of a class that only the environment names the settings know hyphens
-        WHERE c.message_class IN (r.message_class, replace(r.message_class, '_', '-'))
-        ORDER BY c.message_class = r.message_class DESC LIMIT 1;
-        IF FOUND THEN
-            retry_at := cap_take(r, cap);
-            IF retry_at IS NOT NULL THEN
-                outcome := 'capped';
-                reason := 'frequency_cap';
-            END IF;
-        END IF;
+    IF outcome IS NOT NULL THEN RETURN; END IF;
+    cap := cap_of(r.message_class);
+    IF cap.message_class IS NULL THEN
+        RETURN;
+    ELSIF r.recipient_key IS NULL AND r.state = 'claimed' THEN
+        RAISE EXCEPTION 'message class % has a frequency cap: claim its sends with one recipient each', quote_literal(r.message_class)
+            USING ERRCODE = 'invalid_parameter_value';
+    ELSIF r.recipient_key IS NULL THEN  -- it was there before the cap was
+        outcome := 'held';
+        reason := 'cap_needs_recipient';
+        RETURN;
+    END IF;
+    retry_at := cap_take(r, cap);
+    IF retry_at IS NOT NULL THEN
+        outcome := 'capped';
+        reason := 'frequency_cap';
     END IF;
 END $$;
 
@@ -226,7 +240,7 @@ BEGIN
             RETURN NEXT;
             RETURN;
         END IF;
-        r := send_insert_as(w, key, feed, options, CASE WHEN options ->> 'campaign' IS NULL THEN t END, t + submit_within);
+        r := send_insert_as(w, key, feed, options, CASE WHEN options ->> 'campaign' IS NULL THEN t END, submit_within);
         fresh := coalesce(r.state = 'claimed', false);
         IF r.wire_key IS NULL THEN
             SELECT * INTO r FROM send_log l WHERE l.wire_key = w;  -- somebody was quicker
@@ -242,11 +256,22 @@ BEGIN
         t := clock_timestamp();
         RETURN QUERY SELECT * FROM send_standing(r, key, feed, options, t);
         IF FOUND THEN RETURN; END IF;
+        IF num_nulls(r.recipient, r.recipient_key) = 2 AND options ->> 'recipient' IS NOT NULL THEN
+            UPDATE send_log l SET recipient = options ->> 'recipient',
+                recipient_key = CASE WHEN options ->> 'recipient' NOT LIKE '%,%' THEN recipient_key(options ->> 'recipient') END
+            WHERE l.wire_key = w AND l.state = 'pending' AND l.recipient IS NULL AND l.recipient_key IS NULL
+            RETURNING * INTO r;
+        END IF;
     END IF;
 
     heard := send_heard(w, r.feed, r.recipient_key, r.provider_message_id, r.known_message_id);  -- and look
     SELECT o.* INTO outcome, reason, retry_at FROM send_objection(r, heard, feed, options, submit_within, t) AS o;
     IF outcome IS NULL AND fresh THEN
+        IF clock_timestamp() > t + interval '0.1 s' THEN  -- it waited for somebody: its time begins now
+            t := clock_timestamp();
+            UPDATE send_log l SET claimed_at = t, first_claimed_at = t, submit_by = t + submit_within, next_check_at = t + submit_within
+            WHERE l.wire_key = w AND l.state = 'claimed' AND l.fence = r.fence;
+        END IF;
         RETURN QUERY SELECT 'claimed', w, r.attempt, r.fence, extract(epoch FROM submit_within)::double precision,
             NULL, NULL::timestamptz;
         RETURN;
@@ -260,24 +285,24 @@ BEGIN
         -- A row that is held or expired is looked at by the next pass, which decides what becomes of it.
         IF outcome = 'already_sent' THEN
             PERFORM send_settle(r, 'sent', 'accepted', 'feed', 'send_claim', NULL, t);
-        ELSIF outcome IN ('held', 'expired') AND reason <> 'not_before' THEN
+        ELSIF outcome IN ('held', 'expired') AND reason NOT IN ('not_before', 'cap_needs_recipient') THEN
             UPDATE send_log l SET next_check_at = t, updated_at = t WHERE l.wire_key = w AND l.state = 'pending';
         ELSIF outcome = 'capped' THEN
-            UPDATE send_log l SET capped_until = send_claim.retry_at, updated_at = t
+            UPDATE send_log l SET capped_until = send_claim.retry_at, updated_at = t,  -- what is released is told again then
+                next_check_at = CASE WHEN l.released_at IS NULL THEN l.next_check_at
+                    ELSE least(send_claim.retry_at, l.expires_at, l.retry_until) END
             WHERE l.wire_key = w AND l.state = 'pending' AND l.capped_until IS DISTINCT FROM send_claim.retry_at;
         END IF;
         RETURN NEXT;
         RETURN;
     END IF;
 
+    t := clock_timestamp();
     new_fence := nextval('send_fence');
     UPDATE send_log l SET state = 'claimed', attempt = l.attempt + 1, fence = new_fence, nonce = options ->> 'nonce',
         feed = send_claim.feed, claimed_by = options ->> 'claimed_by', claimed_at = t,
         first_claimed_at = coalesce(l.first_claimed_at, t), submit_by = t + submit_within, next_check_at = t + submit_within,
         fingerprint = coalesce(l.fingerprint, options ->> 'fingerprint'), payload = coalesce(l.payload, options -> 'payload'),
-        recipient = coalesce(l.recipient, options ->> 'recipient'),
-        recipient_key = coalesce(l.recipient_key,
-            CASE WHEN coalesce(l.recipient, options ->> 'recipient') NOT LIKE '%,%' THEN recipient_key(options ->> 'recipient') END),
         known_message_id = coalesce(l.known_message_id, options ->> 'known_message_id'), cause = NULL, capped_until = NULL,
         released_at = NULL, release_basis = NULL, retry_until = NULL, may_failover = false, told = 0,
         held_reason = NULL, held_since = NULL, updated_at = t
@@ -285,116 +310,3 @@ BEGIN
     RETURN QUERY SELECT 'claimed', w, r.attempt + 1, new_fence, extract(epoch FROM submit_within)::double precision,
         NULL, NULL::timestamptz;
 END $$;
-
--- As in 0015; what is capped is left out as well, lest it hide the others.
-CREATE OR REPLACE FUNCTION send_claim_released(feed text, batch int, options jsonb)
-RETURNS TABLE (outcome text, send_key text, wire_key text, attempt int, fence bigint, seconds_left double precision,
-    reason text, retry_at timestamptz, message_class text, recipient text, fingerprint text, payload jsonb)
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET timezone = 'UTC' AS $$
-#variable_conflict use_column
-DECLARE
-    t CONSTANT timestamptz := clock_timestamp();
-    hold text;
-    c record;
-    claimed int := 0;
-    -- Rows that would surely be refused are left out, lest they hide the others; what else is refused (it has been heard
-    -- of meanwhile) is the next pass's.
-    waiting CURSOR FOR SELECT l.* FROM send_log l
-        WHERE l.feed = send_claim_released.feed AND l.released_at IS NOT NULL AND l.held_reason IS NULL
-          AND (l.capped_until IS NULL OR l.capped_until <= t)
-          AND (l.not_before IS NULL OR l.not_before <= t) AND (l.expires_at IS NULL OR l.expires_at > t)
-          AND (l.retry_until IS NULL OR l.retry_until > t + coalesce((options ->> 'submit_within')::interval, '60 seconds'))
-          AND (hold IS NULL OR hold <> 'suspect' AND l.release_basis IN ('not_sent', 'operator'))
-        ORDER BY l.released_at, l.wire_key
-        LIMIT batch + 100
-        FOR UPDATE SKIP LOCKED;
-BEGIN
-    PERFORM send_check_isolation();
-    PERFORM send_check_call('none', feed, options, ARRAY['submit_within', 'claimed_by']);
-    IF batch IS NULL OR batch NOT BETWEEN 1 AND 1000 THEN
-        RAISE EXCEPTION 'batch must lie between 1 and 1000' USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    hold := send_hold(feed);
-    FOR r IN waiting LOOP
-        -- A same-key retry needs the content that the provider knows: the row's own.
-        SELECT * INTO c FROM send_claim(r.send_key, feed, options || jsonb_strip_nulls(jsonb_build_object('fingerprint', r.fingerprint)));
-        CONTINUE WHEN c.outcome <> 'claimed';
-        claimed := claimed + 1;
-        RETURN QUERY SELECT c.outcome, r.send_key, c.wire_key, c.attempt, c.fence, c.seconds_left, c.reason, c.retry_at,
-            r.message_class, r.recipient, r.fingerprint, r.payload;
-        EXIT WHEN claimed = batch;  -- here: the next row would be locked by being looked at
-    END LOOP;
-END $$;
-
--- As in 0019, likewise.
-CREATE OR REPLACE FUNCTION send_claim_campaign(campaign text, batch int, options jsonb)
-RETURNS TABLE (outcome text, send_key text, wire_key text, attempt int, fence bigint, seconds_left double precision,
-    reason text, retry_at timestamptz, message_class text, recipient text, fingerprint text, payload jsonb)
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET timezone = 'UTC' AS $$
-#variable_conflict use_column
-DECLARE
-    t CONSTANT timestamptz := clock_timestamp();
-    asked record;
-    hold text;
-    c record;
-    passed_on jsonb;
-    given_out int := 0;
-    -- Rows that would surely be refused are left out, lest they hide the others.
-    waiting CURSOR FOR SELECT l.* FROM send_log l
-        WHERE l.campaign = send_claim_campaign.campaign AND l.state = 'pending'
-          AND l.wire_key > coalesce(options ->> 'after', '')
-          AND l.feed = asked.feed AND l.held_reason IS NULL
-          AND (l.capped_until IS NULL OR l.capped_until <= t)
-          AND (l.not_before IS NULL OR l.not_before <= t) AND (l.expires_at IS NULL OR l.expires_at > t)
-          AND (l.retry_until IS NULL OR l.retry_until > t + coalesce((options ->> 'submit_within')::interval, '60 seconds'))
-          AND (hold IS NULL OR l.release_basis IS NULL OR l.release_basis IN ('not_sent', 'operator'))
-        ORDER BY l.wire_key
-        LIMIT batch + 1000
-        FOR UPDATE SKIP LOCKED;
-BEGIN
-    PERFORM send_check_isolation();
-    SELECT k.name, k.feed INTO asked FROM campaign k WHERE k.name = send_claim_campaign.campaign;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'no campaign has the name %', coalesce(quote_literal(send_claim_campaign.campaign), 'NULL')
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    PERFORM send_check_call('none', asked.feed, options, ARRAY['submit_within', 'claimed_by', 'after']);
-    IF batch IS NULL OR batch NOT BETWEEN 1 AND 1000 THEN
-        RAISE EXCEPTION 'batch must lie between 1 and 1000' USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    hold := send_hold(asked.feed);
-    IF hold = 'suspect' OR campaign_hold(asked.name, t) IS NOT NULL THEN RETURN; END IF;
-    -- As campaign_refusal does for each row: here, so that a pause refuses the batch at once and leaves its rows alone.
-    PERFORM FROM campaign k WHERE k.name = asked.name FOR KEY SHARE;
-    IF campaign_hold(asked.name, t) IS NOT NULL THEN RETURN; END IF;
-    FOR r IN waiting LOOP
-        -- A same-key retry needs the content that the provider knows: the row's own.
-        passed_on := options - 'after' || jsonb_strip_nulls(jsonb_build_object('fingerprint', r.fingerprint));
-        SELECT * INTO c FROM send_claim(r.send_key, asked.feed, passed_on);
-        IF c.outcome = 'held' AND c.reason = 'suppressed' THEN  -- nothing was heard of it: the claim has looked
-            PERFORM send_settle(l, 'failed', 'suppressed', 'operator', 'send_claim_campaign', NULL, clock_timestamp())
-            FROM send_log l WHERE l.wire_key = r.wire_key;
-            c.outcome := 'failed';
-        END IF;
-        CONTINUE WHEN c.outcome NOT IN ('claimed', 'failed');
-        given_out := given_out + 1;
-        RETURN QUERY SELECT c.outcome, r.send_key, c.wire_key, c.attempt, c.fence, c.seconds_left, c.reason, c.retry_at,
-            r.message_class, r.recipient, r.fingerprint, r.payload;
-        EXIT WHEN given_out = batch;  -- here: the next row would be locked by being looked at
-    END LOOP;
-END $$;
-
--- As in 0019, and a batch that came into a deadlock over the recipients' caps is claimed once more.
-DO $do$ BEGIN EXECUTE format($create$
-CREATE OR REPLACE PROCEDURE send_claim_campaign_commit(campaign text, batch int, options jsonb, INOUT claims jsonb DEFAULT NULL)
-LANGUAGE plpgsql AS $$
-BEGIN
-    BEGIN
-        SELECT coalesce(jsonb_agg(to_jsonb(c)), '[]') INTO claims FROM %1$I.send_claim_campaign(campaign, batch, options) AS c;
-    EXCEPTION WHEN deadlock_detected THEN
-        PERFORM pg_sleep(0.1);  -- whoever waited gets it first, or it would happen again
-        SELECT coalesce(jsonb_agg(to_jsonb(c)), '[]') INTO claims FROM %1$I.send_claim_campaign(campaign, batch, options) AS c;
-    END;
-    COMMIT;
-END $$
-$create$, current_schema()); END $do$;

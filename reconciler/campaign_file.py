@@ -28,6 +28,13 @@ _STRING: Final = msgspec.json.Decoder(str)
 _encode: Final = msgspec.json.Encoder().encode
 
 
+class _Unread(Exception):
+    """The reader gave up a record, and with it the lines that it had read of it."""
+
+    def __init__(self, first: int, last: int, why: object) -> None:
+        self.lines = [Bad(line, f"is no CSV ({why})") for line in range(first, last + 1)]
+
+
 class Bad(NamedTuple):
     """A line that is no recipient, and what is wrong with it, without the address."""
 
@@ -78,8 +85,8 @@ def _csv_lines(file: BinaryIO) -> Iterator[Line | Bad]:
         while True:
             try:
                 yield from _records(rows, names)
-            except csv.Error as error:
-                yield Bad(rows.line_num, f"is no CSV ({error})")
+            except _Unread as error:
+                yield from error.lines
             else:
                 return
     finally:
@@ -88,13 +95,21 @@ def _csv_lines(file: BinaryIO) -> Iterator[Line | Bad]:
 
 
 def _records(rows: Any, names: list[str]) -> Iterator[Line | Bad]:
-    """Yield records until the end, or until the reader raises csv.Error."""
+    """Yield records until the end. Raises _Unread where the reader gives up one."""
     place = next(names.index(name) for name in ADDRESS_NAMES if name in names)
     others = [name for name in names if name != names[place]]
-    for cells in rows:
+    while True:
+        before = rows.line_num
+        try:
+            cells = next(rows, None)
+        except csv.Error as error:
+            raise _Unread(before + 1, rows.line_num, error) from None
+        if cells is None:
+            return
         if len(cells) != len(names):
-            if cells:
-                yield Bad(rows.line_num, f"has {len(cells)} cells, and the header {len(names)}")
+            if cells:  # of several lines where a quotation was not closed
+                why = f"has {len(cells)} cells, and the header {len(names)}"
+                yield from (Bad(line, why) for line in range(before + 1, rows.line_num + 1))
             continue
         address = cells.pop(place)
         try:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import chain
-from pathlib import PurePath
 from typing import Any, BinaryIO, Final
 from uuid import UUID, uuid4
 
@@ -45,6 +44,7 @@ class Plan:
     name: str
     feed: str
     source: str
+    """What names the file: the same one loaded again, and another one beside it."""
     message_class: str | None = None
     """None: `default`, or the one that the campaign has."""
     starts_at: datetime | None = None
@@ -183,12 +183,8 @@ async def _begin(pool: asyncpg.Pool, plan: Plan) -> UUID:
         if not await connection.fetchval(BEGIN, *asked):
             why = await connection.fetchval(EXISTING, *asked[:3])
             raise UserError(f"campaign {plan.name} {why}: take another name")
-        await connection.execute(BEGIN_FILE, plan.name, _source(plan), run)
+        await connection.execute(BEGIN_FILE, plan.name, plan.source, run)
     return run
-
-
-def _source(plan: Plan) -> str:
-    return PurePath(plan.source).name or plan.source
 
 
 END_FILE: Final = """
@@ -204,7 +200,7 @@ WHERE name = $1 AND loaded_at IS NULL AND state <> 'cancelled'
 async def _end(pool: asyncpg.Pool, plan: Plan, run: UUID, done: Loaded) -> None:
     counts = done.added, done.duplicates, done.suppressed, done.bad_lines
     async with pool.acquire() as connection, connection.transaction():
-        await connection.execute(END_FILE, plan.name, _source(plan), run, *counts)
+        await connection.execute(END_FILE, plan.name, plan.source, run, *counts)
         await connection.execute(END, plan.name)
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 from typing import Final
@@ -48,6 +48,18 @@ def caps_of(settings: Settings) -> list[Cap]:
     ]
 
 
+def keeping_caps(pool: asyncpg.Pool, caps: Sequence[Cap]) -> Callable[[], Awaitable[None]]:
+    """Return what the daemon does each minute."""
+    begun = False
+
+    async def work() -> None:
+        nonlocal begun
+        await keep_caps(pool, caps, look=not begun)
+        begun = True
+
+    return work
+
+
 # A zone that the database doesn't know fails here, and not in each claim.
 KEEP_CAPS: Final = """
 WITH wished AS (
@@ -55,17 +67,41 @@ WITH wished AS (
         AS w(message_class, most, span, calendar, zone)
     WHERE clock_timestamp() AT TIME ZONE w.zone IS NOT NULL
 ), gone AS (
-    DELETE FROM frequency_cap c WHERE c.message_class <> ALL ($1::text[])
+    DELETE FROM frequency_cap c WHERE c.message_class <> ALL ($1::text[]) RETURNING true
+), kept AS (
+    INSERT INTO frequency_cap AS c (message_class, most, span, calendar, zone) SELECT * FROM wished
+    ON CONFLICT (message_class) DO UPDATE SET most = excluded.most, span = excluded.span, calendar = excluded.calendar,
+        zone = excluded.zone, changed_at = clock_timestamp()
+    WHERE (c.most, c.span, c.calendar, c.zone)
+        IS DISTINCT FROM (excluded.most, excluded.span, excluded.calendar, excluded.zone)
+    RETURNING true
 )
-INSERT INTO frequency_cap AS c SELECT * FROM wished
-ON CONFLICT (message_class) DO UPDATE
-SET most = excluded.most, span = excluded.span, calendar = excluded.calendar, zone = excluded.zone
-WHERE (c.most, c.span, c.calendar, c.zone)
-    IS DISTINCT FROM (excluded.most, excluded.span, excluded.calendar, excluded.zone)
+SELECT (SELECT count(*) FROM gone) + (SELECT count(*) FROM kept)
+"""
+# What another cap refused is asked again: by whoever pulls, and by a campaign.
+LIFT: Final = """
+WITH page AS MATERIALIZED (
+    SELECT l.wire_key FROM send_log l
+    WHERE l.state = 'pending' AND l.capped_until > clock_timestamp()
+      AND coalesce((cap_of(l.message_class)).changed_at > l.updated_at, true)
+    ORDER BY l.wire_key LIMIT 1000 FOR UPDATE SKIP LOCKED
+), lifted AS (
+    UPDATE send_log l SET capped_until = NULL, updated_at = clock_timestamp(),
+        next_check_at = CASE WHEN l.released_at IS NULL THEN l.next_check_at ELSE clock_timestamp() END
+    FROM page p WHERE l.wire_key = p.wire_key AND l.state = 'pending' AND l.capped_until IS NOT NULL
+    RETURNING true
+)
+SELECT count(*) FROM lifted
 """
 
 
-async def keep_caps(pool: asyncpg.Pool, caps: Sequence[Cap]) -> None:
-    """Make the table of caps what the settings say. Raises the database's errors; then it stays what it was."""
+async def keep_caps(pool: asyncpg.Pool, caps: Sequence[Cap], *, look: bool = True) -> None:
+    """Make the table of caps what the settings say, and let sends that an earlier cap refused be claimed again.
+
+    With `look` these are looked for even where nothing has changed: whoever changed it may have died before he did.
+    Raises the database's errors; then the table stays what it was.
+    """
     columns = zip(*map(astuple, caps), strict=True) if caps else ([],) * 5
-    await pool.execute(KEEP_CAPS, *map(list, columns))
+    changed = await pool.fetchval(KEEP_CAPS, *map(list, columns))
+    while (changed or look) and await pool.fetchval(LIFT):
+        pass

@@ -20,7 +20,7 @@ import structlog
 from aiohttp import web
 
 from reconciler import composition, metrics
-from reconciler.caps import CAPS_SECONDS, caps_of, keep_caps
+from reconciler.caps import CAPS_SECONDS, caps_of, keeping_caps
 from reconciler.endpoints import check_daily
 from reconciler.errors import DatabaseUnavailable, UserError
 from reconciler.health import Health
@@ -237,8 +237,7 @@ class Daemon:
             self._worker("watch", watching, "watch_failed", WATCH_SECONDS)
             self._worker("idempotency", partial(delete_old, pool), "idempotency_not_deleted", IDEMPOTENCY_SECONDS)
             self._worker("outbox", telling(pool, self._settings.outbox), "outbox_failed", OUTBOX_SECONDS)
-            caps = partial(keep_caps, pool, caps_of(self._settings))
-            self._worker("caps", caps, "caps_not_kept", CAPS_SECONDS)
+            self._worker("caps", keeping_caps(pool, caps_of(self._settings)), "caps_not_kept", CAPS_SECONDS)
             prunes = pruning(pool, self._settings.retention, policies.late_window)
             self._worker("prune", prunes, "prune_failed", PRUNE_SECONDS)
             dsn = self._settings.database.direct_url or database.dsn

@@ -44,10 +44,11 @@ from reconciler.guard import BatchExecutor, refuse_transaction, until_told
 Submit = Callable[[Sequence[Claim]], Awaitable[object]]
 
 
-# Locked in the order of their keys, as by whoever locks several.
+# Locked in the order of their recipients, whose places a cap may give, and keys: as by whoever claims several.
 CLAIM: Final = """
 SELECT w.key, c.* FROM (
-    SELECT key, options FROM unnest($2::text[], $3::text[]) AS w(key, options) ORDER BY wire_key(key)
+    SELECT key, options FROM unnest($2::text[], $3::text[]) AS w(key, options)
+    ORDER BY lower(recipient_key(options::jsonb ->> 'recipient')), wire_key(key)
 ) AS w CROSS JOIN LATERAL send_claim(w.key, $1, w.options::jsonb) AS c
 """
 

@@ -147,6 +147,7 @@ class _Run:
         async for keys in self._pages(UNCLAIMED_PAGE, cuts):
             await self._delete(keys, cuts)
         await self._by_batches("send_log", DELETE_CANCELLED, cuts.rows)
+        await self._by_batches("send_log", DELETE_CAPPED, cuts.rows)
 
     async def _pages(self, statement: str, cuts: Cuts, *feed: str) -> AsyncIterator[list[str]]:
         place = Place(datetime(1970, 1, 1, tzinfo=UTC), "")
@@ -255,6 +256,21 @@ WITH page AS MATERIALIZED (
 ), gone AS (
     DELETE FROM send_log l USING page p
     WHERE l.wire_key = p.wire_key AND l.state = 'pending' AND l.attempt = 0 AND l.next_check_at IS NULL
+    RETURNING true
+)
+SELECT count(*) FROM gone
+"""
+# What was capped and then never asked for again.
+DELETE_CAPPED: Final = """
+WITH page AS MATERIALIZED (
+    SELECT l.wire_key FROM send_log l
+    WHERE l.state = 'pending' AND l.capped_until < $1 AND l.campaign IS NULL AND l.attempt = 0
+      AND l.next_check_at IS NULL
+      AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = l.wire_key)
+    ORDER BY l.wire_key LIMIT $2 FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM send_log l USING page p
+    WHERE l.wire_key = p.wire_key AND l.state = 'pending' AND l.attempt = 0 AND l.capped_until < $1
     RETURNING true
 )
 SELECT count(*) FROM gone

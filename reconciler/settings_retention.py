@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Final, NamedTuple
 
-from reconciler.settings_tables import ApiSettings, FeedSettings, RetentionSettings, RuleSettings
+from reconciler.settings_tables import ApiSettings, ClassSettings, FeedSettings, RetentionSettings, RuleSettings
 from reconciler.units import format_duration
 from webhooks.registry import PROVIDERS
 
@@ -31,6 +31,8 @@ def paths(feeds: Mapping[str, FeedSettings], rules: Mapping[str, RuleSettings], 
     yield Path(api.idempotency_retention, "api.idempotency_retention remembers requests about them for so long")
     for place, rule in rules.items():
         yield Path(rule.late_window, f"{place}.late_window looks for evidence of failed sends for so long")
+        if isinstance(rule, ClassSettings) and rule.cap and isinstance(rule.cap_window, timedelta):
+            yield Path(rule.cap_window, f"{place}.cap_window counts what became of sends for so long")
     for name, feed in feeds.items():
         provider = PROVIDERS[feed.provider]
         yield Path(provider.facts.redelivers_for, f"{provider.name} (feeds.{name}) delivers again for so long")

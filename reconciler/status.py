@@ -191,8 +191,8 @@ SELECT state, feed, message_class, reason, count(*) AS n, min(since) AS since, m
        count(*) FILTER (WHERE since <= $1::timestamptz - interval '1 day') AS over_day
 FROM (
     SELECT feed, message_class, submit_by,
-        CASE WHEN held_reason IS NOT NULL THEN 'held' WHEN released_at IS NOT NULL THEN 'released' ELSE state END
-            AS state,
+        CASE WHEN held_reason IS NOT NULL THEN 'held' WHEN capped_until > $1::timestamptz THEN 'capped'
+             WHEN released_at IS NOT NULL THEN 'released' ELSE state END AS state,
         coalesce(held_reason, release_basis,
             CASE WHEN state = 'pending' THEN 'scheduled' WHEN submit_by > $1::timestamptz THEN 'submitting'
                  ELSE 'silence' END) AS reason,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -12,18 +13,18 @@ from zoneinfo import ZoneInfo
 import asyncpg
 import psycopg
 import pytest
-from campaign_kit import batch, loaded, people, states
+from campaign_kit import PLAN, batch, loaded, people, states
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kit import FEED, call, claim, confirm, event, fail, old_claim, reconcile, row, state, until_it_waits
 from program import Program
 from sends_kit import api, fresh
 
-from reconciler import guard, guard_many, guard_many_sync
+from reconciler import campaign, guard, guard_many, guard_many_sync
 from reconciler.caps import Cap, caps_of, keep_caps
 from reconciler.forgetting import forget
 from reconciler.retention import prune
-from reconciler.retention_look import Ages
+from reconciler.retention_look import Ages, would_prune
 from reconciler.settings import ConfigError, Settings, load_settings
 from webhooks.registry import PROVIDERS
 
@@ -205,13 +206,98 @@ async def test_a_day_begins_in_its_zone_by_the_databases_clock(db: asyncpg.Pool,
 async def test_windows_of_the_calendar_end_where_the_next_begins(db: asyncpg.Pool, calendar: str, until: str) -> None:
     since, end = await db.fetchrow(
         """SELECT cap_since(c, t), cap_end(c, t)
-           FROM (SELECT ('x', 1, NULL, $1, 'Europe/Vienna')::frequency_cap AS c) AS c,
+           FROM (SELECT ('x', 1, NULL, $1, 'Europe/Vienna', now())::frequency_cap AS c) AS c,
                 (SELECT '2026-10-25 12:00 Europe/Vienna'::timestamptz AS t) AS t""",
         calendar,
     )
     begin = {"day": datetime(2026, 10, 25), "week": datetime(2026, 10, 19), "month": datetime(2026, 10, 1)}[calendar]  # noqa: DTZ001
     assert since == begin.replace(tzinfo=ZoneInfo("Europe/Vienna")) - timedelta(microseconds=1)
     assert end == datetime.fromisoformat(until).replace(tzinfo=ZoneInfo("Europe/Vienna"))
+
+
+@pytest.mark.parametrize("minutes", [5, 30, 55, 65, 90])
+async def test_where_clocks_are_set_back_over_midnight_the_cap_holds(db: asyncpg.Pool, minutes: int) -> None:
+    """In the Azores 2026-10-25 00:00 was twice: at 00:00 and at 01:00 UTC."""
+    at = datetime(2026, 10, 25, 0, minutes % 60, tzinfo=UTC) + timedelta(hours=minutes // 60)
+    since = await db.fetchval(
+        "SELECT cap_since(('x', 1, NULL, 'day', 'Atlantic/Azores', now())::frequency_cap, $1)", at
+    )
+    first, second = datetime(2026, 10, 24, tzinfo=UTC), datetime(2026, 10, 25, 1, tzinfo=UTC)
+    assert since == (first if at < second else second) - timedelta(microseconds=1)
+
+
+async def test_the_time_to_submit_begins_when_the_place_is_had(db: asyncpg.Pool) -> None:
+    await capped(db, 2)
+    async with db.acquire() as first, first.transaction():
+        assert await ask(first, "news:1") == "claimed"
+        waiting = asyncio.create_task(claim(db, "news:2", submit_within=5, **ADA))
+        await until_it_waits(db, waiting)
+        await first.execute("SELECT pg_sleep(0.3)")
+        let_go = await db.fetchval("SELECT clock_timestamp()")
+    assert (await waiting)["seconds_left"] == 5
+    found = await row(db, "news:2")
+    assert found["claimed_at"] >= let_go
+    assert found["submit_by"] == found["next_check_at"] == found["claimed_at"] + timedelta(seconds=5)
+
+
+async def test_what_a_lifted_or_raised_cap_refused_is_given_out_again(db: asyncpg.Pool) -> None:
+    await capped(db, 1, "month")
+    await loaded(db, b"recipient\nada@example.org\n", replace(PLAN, message_class="marketing"))
+    fence = (await claim(db, "news:0", **ADA | {"recipient": "bob@example.org"}))["fence"]
+    await fail(db, "news:0", fence, not_sent=True)
+    assert await ask(db, "news:1") == "claimed"
+    assert await ask(db, "news:2", recipient="bob@example.org") == "claimed"
+    assert [one["outcome"] for one in await batch(db)] == ["capped"]
+    assert await ask(db, "news:0") == "capped"
+    assert await batch(db) == []
+    await capped(db, 2, "month")
+    assert [one["outcome"] for one in await batch(db)] == ["claimed"]
+    assert (await row(db, "news:0"))["next_check_at"] <= await db.fetchval("SELECT clock_timestamp()")
+    assert len(await db.fetch("SELECT FROM send_claim_released($1, 5, '{}')", FEED)) == 1
+    assert await ask(db, "news:3") == "capped"
+    await keep_caps(db, [])
+    assert (await row(db, "news:3"))["capped_until"] is None
+
+
+async def test_a_released_send_that_is_capped_is_told_again_when_it_may_go_and_alarms_nobody(
+    db: asyncpg.Pool, program: Program
+) -> None:
+    await capped(db, 1, 10 * HOUR)
+    fence = (await claim(db, "news:0", **ADA))["fence"]
+    await fail(db, "news:0", fence, not_sent=True)
+    assert await ask(db, "news:1") == "claimed"
+    assert await ask(db, "news:0") == "capped"
+    found = await row(db, "news:0")
+    assert found["next_check_at"] == found["capped_until"]
+    await db.execute("UPDATE send_log SET released_at = released_at - interval '5 h' WHERE released_at IS NOT NULL")
+    findings = (await program.json("status"))["findings"]
+    assert "unclaimed" not in {one["code"] for one in findings}
+
+
+async def test_what_was_capped_and_never_asked_for_again_is_pruned(db: asyncpg.Pool) -> None:
+    await capped(db, 1)
+    assert await ask(db, "news:1") == "claimed"
+    assert await ask(db, "news:2") == "capped"
+    ages = Ages(30 * DAY, 60 * DAY, 30 * DAY, 7 * DAY)
+    await db.execute(
+        "UPDATE send_log SET capped_until = capped_until - interval '29 days' WHERE capped_until IS NOT NULL"
+    )
+    assert (await prune(db, ages, pause=0)).rows["send_log"] == 0
+    await db.execute(
+        "UPDATE send_log SET capped_until = capped_until - interval '3 days' WHERE capped_until IS NOT NULL"
+    )
+    assert (await would_prune(db, ages)).rows["send_log"] == 1
+    assert (await prune(db, ages, pause=0)).rows["send_log"] == 1
+    assert await row(db, "news:2") is None
+
+
+async def test_a_refused_claim_of_a_campaigns_send_leaves_nothing_of_a_claim(db: asyncpg.Pool) -> None:
+    options = {**ADA, "campaign": "a label", "not_before": "2999-01-01T00:00:00Z", "nonce": "n", "claimed_by": "w"}
+    assert await ask(db, "news:1", **options) == "held"
+    found = await row(db, "news:1")
+    assert {found[name] for name in ("nonce", "claimed_by", "claimed_at", "submit_by", "next_check_at", "fence")} == {
+        None
+    }
 
 
 async def test_a_capped_send_ends_at_its_expiry(db: asyncpg.Pool) -> None:
@@ -343,7 +429,8 @@ async def test_a_campaign_passes_over_who_has_had_enough_and_comes_back_to_him(d
     address = "person3@example3.com"
     assert (await claim(db, "receipt:1", recipient=address.upper()))["outcome"] == "claimed"
     await loaded(db, people(10))
-    assert len(await batch(db)) == 9
+    outcomes = [one["outcome"] for one in await batch(db)]
+    assert sorted(outcomes) == ["capped"] + ["claimed"] * 9
     assert await batch(db) == []
     assert await states(db) == {"claimed": 9, "pending": 1}
     left = await db.fetchrow(
@@ -351,7 +438,7 @@ async def test_a_campaign_passes_over_who_has_had_enough_and_comes_back_to_him(d
     )
     assert left["send_key"] == f"campaign:spring:{address}"
     await db.execute("DELETE FROM cap_taken WHERE recipient_key = $1", address)
-    assert await batch(db) == [], "it is not asked again before it was said to be worth it"
+    assert await batch(db) == [], "it is not asked for again before it was said to be worth it"
     await db.execute("UPDATE send_log SET capped_until = clock_timestamp() WHERE capped_until IS NOT NULL")
     assert [one["recipient"] for one in await batch(db)] == [address]
 
@@ -388,6 +475,49 @@ async def crossing(db: asyncpg.Pool) -> tuple[list[str], dict[str, dict[str, str
     return [first, second], dict(zip(others, reversed(TO), strict=True))
 
 
+async def test_batches_to_the_same_people_never_deadlock(db: asyncpg.Pool) -> None:
+    await capped(db, 3)
+
+    async def caller(n: int) -> list[str]:
+        sends = {f"news-{n}:{p}": {**ADA, "recipient": f"p{p}@example.org"} for p in range(60)}
+        async with db.acquire() as connection:  # no second try: the statement itself
+            options = [json.dumps(one) for one in sends.values()]
+            return [r["outcome"] for r in await connection.fetch(guard_many.CLAIM, FEED, [*sends], options)]
+
+    outcomes = [one for told in await asyncio.gather(*(caller(n) for n in range(8))) for one in told]
+    assert sorted(set(outcomes)) == ["capped", "claimed"]
+    assert outcomes.count("claimed") == 60 * 3
+
+
+async def test_campaigns_to_the_same_people_never_deadlock_and_leave_nobody_out(db: asyncpg.Pool) -> None:
+    await capped(db, 1)
+    for name in ("spring", "summer"):
+        await loaded(db, people(300), replace(PLAN, name=name, message_class="marketing"))
+
+    async def worker(name: str) -> int:
+        claimed = 0
+        after = ""
+        while rows := await db.fetch(
+            "SELECT * FROM send_claim_campaign($1, 40, $2)", name, json.dumps({"after": after})
+        ):
+            claimed += sum(one["outcome"] == "claimed" for one in rows)
+            after = max(one["wire_key"] for one in rows)
+        return claimed
+
+    assert sum(await asyncio.gather(*(worker(name) for name in ("spring", "summer") * 3))) == 300
+    assert await db.fetchval("SELECT count(*) FROM send_log WHERE state = 'pending' AND capped_until IS NULL") == 0
+
+
+async def test_a_campaigns_iteration_ends_only_when_everybody_was_looked_at(db: asyncpg.Pool) -> None:
+    await loaded(db, people(130), replace(PLAN, message_class="marketing"))
+    await capped(db, 1)
+    last = await db.fetchval("SELECT max(wire_key) FROM send_log")
+    for r in await db.fetch("SELECT recipient FROM send_log WHERE wire_key <> $1", last):
+        assert await ask(db, f"news:{r['recipient']}", recipient=r["recipient"]) == "claimed"
+    given = [one.claim.wire_key async for claims in campaign.batches(db, "spring", size=20) for one in claims]
+    assert given == [last]
+
+
 async def test_batches_that_deadlock_over_places_are_claimed_once_more(db: asyncpg.Pool, dsn: str) -> None:
     await capped(db, 1)
     keys, crossed = await crossing(db)
@@ -422,7 +552,7 @@ async def test_threads_batches_that_deadlock_over_places_are_claimed_once_more(d
 async def test_a_campaigns_batch_that_deadlocks_over_places_is_claimed_once_more(db: asyncpg.Pool) -> None:
     await db.execute("INSERT INTO frequency_cap (message_class, most, span) VALUES ('default', 1, '1 day')")
     await loaded(db, people(2))
-    rows = await db.fetch("SELECT recipient FROM send_log WHERE campaign = 'spring' ORDER BY wire_key")
+    rows = await db.fetch("SELECT recipient FROM send_log WHERE campaign = 'spring' ORDER BY recipient")
     earlier, later = (r["recipient"] for r in rows)
     async with db.acquire() as first:
         transaction = first.transaction()
@@ -433,7 +563,7 @@ async def test_a_campaigns_batch_that_deadlocks_over_places_is_claimed_once_more
         await first.execute("SET LOCAL deadlock_timeout = '1 min'")
         assert (await claim(first, "receipt:2", recipient=earlier))["outcome"] == "claimed"
         await transaction.commit()
-    assert json.loads(await late) == []
+    assert [one["outcome"] for one in json.loads(await late)] == ["capped", "capped"]
     assert await states(db) == {"pending": 2}
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
@@ -86,9 +87,10 @@ _reason = click.option("--reason", metavar="TEXT", default=None, help="Why; stat
     callback=lateness_text,
     help="So long after --starts-at it may still start by itself. Default: 2h.",
 )
+@click.option("--source", metavar="TEXT", help="What names the file, for one that moves. Default: its path.")
 @json_option
 @click.pass_obj
-def load(app: App, /, name: str, file: BinaryIO, as_json: bool, **asked: Any) -> None:
+def load(app: App, /, name: str, file: BinaryIO, as_json: bool, source: str | None, **asked: Any) -> None:
     """Load recipients from a file.
 
     FILE (- is stdin) holds CSV with a header, or JSON lines. The address is what is called recipient (or else
@@ -105,7 +107,7 @@ def load(app: App, /, name: str, file: BinaryIO, as_json: bool, **asked: Any) ->
     from reconciler.campaign_load import load as load_file
 
     provider = app.feed(asked["feed"]).provider
-    plan = Plan(name, source=str(getattr(file, "name", "-")), **asked)
+    plan = Plan(name, source=source or _path(file), **asked)
 
     async def work(pool: BoundedPool) -> Loaded:
         from webhooks.registry import PROVIDERS
@@ -120,6 +122,11 @@ def load(app: App, /, name: str, file: BinaryIO, as_json: bool, **asked: Any) ->
         _say_loaded(done)
     if done.bad_lines:
         raise Failed(f"{done.bad_lines} lines were passed over")
+
+
+def _path(file: BinaryIO) -> str:
+    given = str(getattr(file, "name", "-"))
+    return str(Path(given).resolve()) if Path(given).exists() else given
 
 
 @contextmanager

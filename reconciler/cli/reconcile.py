@@ -65,7 +65,8 @@ async def _pass(
     scope, policies = Scope(feed, wire_key), composition.policies(app.settings)
     if not dry_run:
         await Heart(app.settings.database.data_dir, operator()).check(pool)
-        await keep_caps(pool, caps_of(app.settings))
+        if caps := caps_of(app.settings):  # without any it may be another file than the daemon's
+            await keep_caps(pool, caps)
     report = await (look(pool, policies, scope) if dry_run else run_pass(pool, policies, who=operator(), scope=scope))
     rows = await pool.fetch(SEND_KEYS, [key for key, _ in report.verdicts]) if report.verdicts else []
     return report, {row["wire_key"]: row["send_key"] for row in rows}
