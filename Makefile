@@ -2,7 +2,7 @@
 BIN ?= .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help lint types imports test check bench calibration campaign-proof mutants lock build
+.PHONY: help lint types imports test check bench calibration campaign-proof laws-proof mutants lock build
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ calibration: $(BIN)/python ## Judge what releases state in invented worlds (half
 
 campaign-proof: $(BIN)/python ## Send 200,000 messages with workers that are killed (half an hour; not part of check)
 	CAMPAIGN_RECIPIENTS=200000 $(BIN)/pytest -q -s --timeout=0 tests/test_campaign_kill.py
+
+laws-proof: $(BIN)/python ## Try the laws in 1,000 invented orders of things (ten minutes; not part of check)
+	STATE_MACHINE_EXAMPLES=1000 $(BIN)/pytest -q --timeout=0 tests/test_state_machine.py
 
 mutants: $(BIN)/python ## Break each law by a small patch: the test that holds it must fail
 	$(BIN)/python -m tests.mutants

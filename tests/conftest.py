@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +24,7 @@ import asyncpg
 import pytest
 import structlog
 from aws_server import aws, moto_url  # noqa: F401 - fixtures
+from hypothesis import HealthCheck, settings
 from places import PREFIX, parent_folder
 from program import config, logs_as_before, program  # noqa: F401 - fixtures
 
@@ -34,6 +35,10 @@ from webhooks.inbox import Inbox
 
 TEMPLATE = "template_of_tests"
 
+# An example has no deadline: how long it takes says how busy the machine is.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
 
 def _sweep(parent: Path) -> None:
     """Stop and remove what a killed test session left behind; a living one is younger or holds its lock."""
@@ -43,6 +48,26 @@ def _sweep(parent: Path) -> None:
             old = found.st_uid == os.getuid() and found.st_mtime < time.time() - 300
             if old and EmbeddedPostgres(root).stop():
                 shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:  # noqa: F811 - not the fixture
+    """A process for each core, eight at most, for the whole suite; what was picked runs in this one, for debuggers.
+
+    Each has a PostgreSQL of its own. `-n 0` and `-n 4` say otherwise.
+    """
+    picked = config.option.keyword or config.getoption("lf", default=False)
+    whole = all(Path(__file__).is_relative_to(Path(arg).resolve()) for arg in config.args)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 8) if whole and not picked else 0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Spells out what no UTF-8 can hold, such as half an emoji in a captured log: a worker could not send it."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -186,7 +186,7 @@ async def test_pause_returns_although_senders_ask_without_end(db: asyncpg.Pool) 
             group.create_task(sender())
         async with db.acquire() as connection:
             await connection.execute("SELECT pg_sleep(0.1)")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await pause(connection, "*", "stop", "test")
             granted = await db.fetchval("SELECT count(*) FROM send_log WHERE state = 'claimed'")
             await connection.execute("SELECT pg_sleep(0.1)")

@@ -19,7 +19,7 @@ from serving import until
 
 from reconciler import campaign
 
-RECIPIENTS = int(os.environ.get("CAMPAIGN_RECIPIENTS", "5000"))
+RECIPIENTS = int(os.environ.get("CAMPAIGN_RECIPIENTS", "3000"))
 KILLS = 5
 WORKERS = 3
 LIMIT = 60 + RECIPIENTS / 50

@@ -285,7 +285,7 @@ async def outcome(
         return not await connection.fetchval("SELECT count(*) FROM send_log WHERE state = 'claimed'")
 
     # Held meanwhile, a row is looked at again after 15 s; on a busy machine the storm may have lasted long.
-    limit = max(claimed_at + SUBMIT_WITHIN + LIMIT - time.monotonic(), 2 * LIMIT)
+    limit = max(claimed_at + SUBMIT_WITHIN + LIMIT - time.monotonic(), 5 * LIMIT)
     with contextlib.suppress(AssertionError):  # the states say more
         await until(decided, "every claim to be decided", limit)
     stored = await connection.fetch(

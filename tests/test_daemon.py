@@ -82,7 +82,7 @@ async def test_work_never_runs_twice_at_once() -> None:
 
 async def test_an_idle_worker_begins_at_once_and_the_next_run_keeps_the_pause() -> None:
     work = Work()
-    worker = Worker("test", work, "test_failed", pause=0.2)
+    worker = Worker("test", work, "test_failed", pause=1.0)
     async with running(worker):
         asked_at = time.monotonic()
         worker.wish()
@@ -91,8 +91,8 @@ async def test_an_idle_worker_begins_at_once_and_the_next_run_keeps_the_pause() 
         work.go.release()
         second = await asyncio.wait_for(work.begun.get(), LIMIT)
         work.go.release()
-    assert first - asked_at < 0.2
-    assert second - first >= 0.2
+    assert first - asked_at < 1.0
+    assert second - first >= 1.0
 
 
 async def test_case_086_shutdown_waits_for_the_work_under_way_and_does_not_cancel_it() -> None:

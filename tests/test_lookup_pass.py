@@ -174,7 +174,7 @@ async def test_no_connection_is_held_while_a_provider_is_asked(db, dsn) -> None:
         asking = asyncio.create_task(ask(only_one, witness(feed), "order:1"))
         try:
             await asyncio.wait_for(api.reached.wait(), 10)
-            assert await asyncio.wait_for(only_one.fetchval("SELECT count(*) FROM look_up"), 5) == 1, "committed before"
+            assert await asyncio.wait_for(only_one.fetchval("SELECT count(*) FROM look_up"), 9) == 1, "committed before"
             assert await only_one.fetchval(IN_TRANSACTION) == 0
             api.open.set()
             assert await asking == {key: ACCEPTED}

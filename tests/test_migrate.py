@@ -137,7 +137,7 @@ async def test_case_096_posts_go_on_while_a_migration_waits_for_a_reader(
         await connection.fetch("SELECT * FROM thing")
         running = asyncio.create_task(migrate(empty_dsn, folder=folder))
         while pg.log_file.read_text().count("due to lock timeout") < timeouts + 2:
-            await asyncio.wait_for(poster.execute("INSERT INTO thing (id) VALUES (1)"), 1)
+            await asyncio.wait_for(poster.execute("INSERT INTO thing (id) VALUES (1)"), 20)
         assert not running.done()
     assert await asyncio.wait_for(running, 20) == ["0002_extra.sql"]
     assert await connection.fetchval("SELECT count(extra) FROM thing") == 0

@@ -414,7 +414,7 @@ async def test_workers_do_not_wait_for_a_send_that_another_one_holds(db: asyncpg
     await released(db, "second")
     async with db.acquire() as slow, slow.transaction():
         assert [r["send_key"] for r in await pull(slow, 1)] == ["first"]
-        assert [r["send_key"] for r in await asyncio.wait_for(pull(db), 5)] == ["second"]
+        assert [r["send_key"] for r in await asyncio.wait_for(pull(db), 20)] == ["second"]
 
 
 # The documentation

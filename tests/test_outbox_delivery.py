@@ -315,7 +315,7 @@ async def test_no_connection_is_held_while_the_receiver_thinks(db: asyncpg.Pool,
     free = asyncio.Event()
 
     async def think() -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await pool.fetchval("SELECT 1") == 1
         free.set()
 

@@ -202,7 +202,7 @@ async def test_a_locked_send_is_passed_over_and_not_waited_for(db: asyncpg.Pool)
     await sent(db, "free", 40 * DAY)
     async with db.acquire() as other, other.transaction():
         await other.execute("SELECT FROM send_log WHERE send_key = 'locked' FOR NO KEY UPDATE")
-        await asyncio.wait_for(once(db), 5)
+        await asyncio.wait_for(once(db), 20)
         assert await keys(db) == {"locked"}
     await once(db)
     assert await keys(db) == set()

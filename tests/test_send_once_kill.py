@@ -39,7 +39,7 @@ async def kill_everywhere(dsn: str, url: str) -> dict[str, int]:
         env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         stdout=subprocess.PIPE,
     )
-    async with asyncio.timeout(100):
+    async with asyncio.timeout(240):
         out, _ = await process.communicate()
     assert process.returncode == 0
     counted: dict[str, int] = json.loads(out)

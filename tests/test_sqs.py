@@ -77,7 +77,7 @@ async def test_a_receive_waits_twenty_seconds_for_ten_messages_and_a_stop_ends_i
             return len(queue.gate.of("ReceiveMessage")) == 2
 
         await until(both_ask, "both loops to ask")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             await running.reader.finish()
     asked = queue.gate.of("ReceiveMessage")[0].body
     assert (asked["WaitTimeSeconds"], asked["MaxNumberOfMessages"]) == (20, 10)

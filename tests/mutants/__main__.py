@@ -21,17 +21,16 @@ import time
 import tomllib
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Self
 
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 LAWS: Final = Path(__file__).with_name("laws.toml")
-AT_ONCE: Final = 2
 SECONDS: Final = 60
 """Longest run of one test; one that takes longer has noticed nothing."""
 
@@ -39,11 +38,12 @@ NOT_COPIED: Final = (".git", ".venv", "__pycache__", "build", "dist", "data", "n
 IMPORTED_ONCE: Final = (
     *("hypothesis.stateful", "asyncpg", "aiohttp.web", "aiohttp.test_utils", "msgspec", "structlog"),
     *("cryptography.x509", "cryptography.hazmat.primitives.asymmetric.ec", "prometheus_client", "django.conf"),
+    *("aiobotocore.session", "apscheduler.schedulers.asyncio", "click.testing", "moto.server", "pydantic_settings"),
 )
 """What most tests import of others: done once, before each run is forked off, it saves half of the time."""
 
 OPTIONS: Final = (
-    *("-q", "-p", "no:cacheprovider", "--timeout=0", "--tb=line"),
+    *("-q", "-n0", "-p", "no:cacheprovider", "--timeout=0", "--tb=line"),
     *("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"),
 )
 FROM_ELSEWHERE: Final = 90
@@ -130,9 +130,17 @@ class Run:
         self.ends_at = time.monotonic() + seconds
         self.over = 0
         self.status: int | None = None
+        sys.stdout.flush()
         self.process = os.fork()
         if self.process == 0:
             run_pytest(tree, self.output, [*options, *tests])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.over:
+            self.stop()
 
     def done(self) -> bool:
         """Say whether the run has ended, and end it where it takes too long (`status` stays None)."""
@@ -160,11 +168,15 @@ def run_pytest(tree: Path, output: Path, args: Sequence[str]) -> NoReturn:
     """Run pytest in this process, a forked one, with the packages of the copy, whatever is installed."""
     status = FROM_ELSEWHERE
     try:
+        os.setpgid(0, 0)  # Ctrl-C is for the runner, which asks once: asked twice, pytest leaves its database behind
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         printed = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(printed, 1)
         os.dup2(printed, 2)
         os.chdir(tree)
         os.environ["PYTHONPATH"] = str(tree)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        sys.dont_write_bytecode = False  # the copy is thrown away, and what it has compiled saves half of each run
         sys.path[:] = [str(tree), *(path for path in sys.path if path != str(LAWS.parent))]
         ours = [importlib.import_module(name).__file__ for name in ("reconciler", "webhooks")]
         if all(file and Path(file).is_relative_to(tree) for file in ours):
@@ -209,29 +221,51 @@ def check_fit(tree: Path, mutants: Sequence[Mutant]) -> None:
 def check_clean(trees: Sequence[Path], tests: Sequence[str]) -> None:
     """Run the named tests on unchanged copies, a share in each. Raises Broken unless all pass."""
     shares = [tests[n :: len(trees)] for n in range(len(trees))]
-    runs = [Run(tree, share, 10 * SECONDS, "-rfE") for tree, share in zip(trees, shares, strict=True) if share]
-    while not all(run.done() for run in runs):
-        time.sleep(0.05)
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(Run(tree, share, 30 * SECONDS, "-rfE"))
+            for tree, share in zip(trees, shares, strict=True)
+            if share
+        ]
+        while not all([run.done() for run in runs]):
+            time.sleep(0.05)
     for run in runs:
         if run.status != 0:
             raise Broken(f"a named test fails without any change, or is not there:\n{run.output.read_text()}")
 
 
-def one_by_one(tree: Path, waiting: deque[Mutant], survivors: list[Mutant], verbose: bool) -> Iterator[None]:
-    """Run waiting mutants in one copy, and print what became of each; yields while a run is under way."""
+@dataclass(slots=True)
+class Results:
+    """What became of mutants, printed in their order."""
+
+    verbose: bool
+    survivors: int = 0
+    printed: int = 0
+    waiting: dict[int, str] = field(default_factory=dict)
+
+    def take(self, number: int, mutant: Mutant, run: Run) -> None:
+        """Note a result, and print it once all before it are printed."""
+        why = why_survived(run)
+        lines = [f"{'SURVIVES' if why else 'noticed '}  {mutant.law}"]
+        if why:
+            self.survivors += 1
+            lines.append(f"          {mutant.file}: {why}: {mutant.test}")
+        elif self.verbose:
+            lines.append(f"          {mutant.test}: {how_it_failed(run)}")
+        self.waiting[number] = "\n".join(lines)
+        while self.printed in self.waiting:
+            print(self.waiting.pop(self.printed), flush=True)
+            self.printed += 1
+
+
+def one_by_one(tree: Path, waiting: deque[tuple[int, Mutant]], results: Results) -> Generator[None]:
+    """Run waiting mutants in one copy; yields while a run is under way, and ends it where it is closed."""
     while waiting:
-        mutant = waiting.popleft()
-        with mutated(tree, mutant):
-            run = Run(tree, [mutant.test], SECONDS, "-x")
+        number, mutant = waiting.popleft()
+        with mutated(tree, mutant), Run(tree, [mutant.test], SECONDS, "-x") as run:
             while not run.done():
                 yield
-        why = why_survived(run)
-        print(f"{'SURVIVES' if why else 'noticed '}  {mutant.law}", flush=True)
-        if why:
-            survivors.append(mutant)
-            print(f"          {mutant.file}: {why}: {mutant.test}", flush=True)
-        elif verbose:
-            print(f"          {mutant.test}: {how_it_failed(run)}", flush=True)
+        results.take(number, mutant, run)
 
 
 def run_all(mutants: Sequence[Mutant], trees: Sequence[Path], verbose: bool) -> int:
@@ -242,12 +276,13 @@ def run_all(mutants: Sequence[Mutant], trees: Sequence[Path], verbose: bool) -> 
     for name in IMPORTED_ONCE:
         importlib.import_module(name)
     check_clean(trees, sorted({mutant.test for mutant in mutants}))
-    waiting, survivors = deque(mutants), []
-    lanes = [one_by_one(tree, waiting, survivors, verbose) for tree in trees]
-    while lanes:
-        lanes = [lane for lane in lanes if next(lane, lanes) is None]
-        time.sleep(0.02)
-    return len(survivors)
+    waiting, results = deque(enumerate(mutants)), Results(verbose)
+    with ExitStack() as stack:
+        lanes = [stack.enter_context(closing(one_by_one(tree, waiting, results))) for tree in trees]
+        while lanes:
+            lanes = [lane for lane in lanes if next(lane, lanes) is None]
+            time.sleep(0.02)
+    return results.survivors
 
 
 def main() -> int:
@@ -255,6 +290,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/mutants", description="Break each law; its test must fail.")
     parser.add_argument("--only", default="", metavar="TEXT", help="only mutants whose law, file or test holds it")
     parser.add_argument("--list", action="store_true", help="print laws and tests, and run nothing")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="how many run at once (2), each in a copy")
     parser.add_argument("-v", "--verbose", action="store_true", help="say how each test failed")
     asked = parser.parse_args()
     mutants = load(asked.only)
@@ -264,10 +300,13 @@ def main() -> int:
     began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="mutants-") as parent:
-            survivors = run_all(mutants, [Path(parent).resolve() / str(n) for n in range(AT_ONCE)], asked.verbose)
+            survivors = run_all(mutants, [Path(parent).resolve() / str(n) for n in range(asked.jobs)], asked.verbose)
     except Broken as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     print(f"{len(mutants)} mutants in {time.monotonic() - began:.0f} s")
     print(f"{len(mutants) - survivors} passed, {survivors} failed")
     return int(survivors > 0 or not mutants)
