@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -33,7 +34,7 @@ class Histories:
     """Whether a feed's first event comes from the recipient's server."""
     kept_for: timedelta = KEPT_FOR
     _kept: dict[str, FeedHistory] = field(default_factory=dict)
-    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _reading: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     async def of(
         self, connection: Connection, asked: Iterable[tuple[str, str]], now: datetime
@@ -42,19 +43,22 @@ class Histories:
         classes: dict[str, set[str]] = {}
         for feed, message_class in asked:
             classes.setdefault(feed, set()).add(message_class)
-        async with self._reading:  # pages are judged side by side, and each history is read once
-            await self._renew(connection, classes, now)
-            return {feed: self._kept[feed] for feed in sorted(classes)}
+        left = sorted(classes)
+        while left:  # pages are judged side by side: each history is read once, and two at a time
+            feed = next((feed for feed in left if not self._reading[feed].locked()), left[0])
+            left.remove(feed)
+            async with self._reading[feed]:
+                await self._renew(connection, feed, classes[feed], now)
+        return {feed: self._kept[feed] for feed in sorted(classes)}
 
-    async def _renew(self, connection: Connection, classes: Mapping[str, set[str]], now: datetime) -> None:
-        for feed in sorted(classes):
-            kept = self._kept.get(feed)
-            if kept is None or not 0 <= now.timestamp() - kept.at < self.kept_for.total_seconds():
-                newest = [row["message_class"] for row in await connection.fetch(CLASSES, feed, now, MOST_CLASSES)]
-                self._kept[feed] = await self._read(connection, feed, newest, classes[feed], now)
-            elif missing := classes[feed] - kept.controls.keys():
-                moment = datetime.fromtimestamp(kept.at, UTC)
-                self._kept[feed] = kept.with_classes(await self._controls(connection, feed, missing, moment))
+    async def _renew(self, connection: Connection, feed: str, classes: set[str], now: datetime) -> None:
+        kept = self._kept.get(feed)
+        if kept is None or not 0 <= now.timestamp() - kept.at < self.kept_for.total_seconds():
+            newest = [row["message_class"] for row in await connection.fetch(CLASSES, feed, now, MOST_CLASSES)]
+            self._kept[feed] = await self._read(connection, feed, newest, classes, now)
+        elif missing := classes - kept.controls.keys():
+            moment = datetime.fromtimestamp(kept.at, UTC)
+            self._kept[feed] = kept.with_classes(await self._controls(connection, feed, missing, moment))
 
     async def _read(
         self, connection: Connection, feed: str, newest: Sequence[str], asked: Collection[str], now: datetime

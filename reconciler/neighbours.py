@@ -7,6 +7,7 @@ through an index, histories are kept for some minutes, and claims of one minute 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
@@ -23,6 +24,7 @@ from reconciler.silence import (
     FeedHistory,
     Judged,
     Reach,
+    Spell,
     buckets,
     slot,
     worse,
@@ -199,13 +201,13 @@ ORDER BY asked.n
 
 # In flight is not ambiguous. The index alone answers it.
 AMBIGUOUS: Final = """
-SELECT asked.feed, ARRAY(
+SELECT ARRAY(
     SELECT date_part('epoch', a.claimed_at) FROM ambiguous a
-    WHERE a.feed = asked.feed AND a.claimed_at BETWEEN to_timestamp(asked.since) AND to_timestamp(asked.until)
+    WHERE a.feed = asked.feed AND a.claimed_at > to_timestamp(asked.since) AND a.claimed_at <= to_timestamp(asked.until)
       AND a.submit_by < $4
     ORDER BY a.claimed_at) AS at
-FROM unnest($1::text[], $2::float8[], $3::float8[]) AS asked(feed, since, until)
-ORDER BY asked.feed, asked.since
+FROM unnest($1::text[], $2::float8[], $3::float8[]) WITH ORDINALITY AS asked(feed, since, until, n)
+ORDER BY asked.n
 """
 
 
@@ -219,13 +221,26 @@ async def _crowds(
         (bucket.stratum.feed, bucket.oldest - density[-1].back - 0.001, bucket.until + density[-1].forth + 0.001)
         for bucket, density in zip(own, densities, strict=True)
     ]
-    columns = [list(column) for column in zip(*joined(spans), strict=True)] or [[], [], []]
-    ambiguous: dict[str, list[float]] = {}
-    for row in await connection.fetch(AMBIGUOUS, *columns, now):
-        ambiguous.setdefault(row["feed"], []).extend(row["at"])
-    return [
-        Crowd(density, ambiguous.get(bucket.stratum.feed, [])) for bucket, density in zip(own, densities, strict=True)
+    ambiguous = await _ambiguous(connection, joined(spans), histories, now)
+    return [Crowd(density, ambiguous[bucket.stratum.feed]) for bucket, density in zip(own, densities, strict=True)]
+
+
+async def _ambiguous(
+    connection: Connection, spans: Sequence[tuple[str, float, float]], histories: dict[str, FeedHistory], now: datetime
+) -> dict[str, list[float]]:
+    """Return by feed when its ambiguous sends were. Of what was asked a moment ago only the rest is."""
+    at = now.timestamp()
+    known = [
+        old if (old := histories[feed].ambiguous) and old.reaches(since, at) else Spell(since, since, at, ())
+        for feed, since, _ in spans
     ]
+    columns = [feed for feed, _, _ in spans], [old.until for old in known], [until for _, _, until in spans]
+    found: dict[str, list[float]] = {feed: [] for feed, _, _ in spans}
+    rows = await connection.fetch(AMBIGUOUS, *columns, now)
+    for (feed, since, until), old, row in zip(spans, known, rows, strict=True):
+        spell = histories[feed].ambiguous = old.onwards(since, until, row["at"])
+        found[feed].extend(spell.times[: bisect_right(spell.times, until)])
+    return found
 
 
 async def _densities(
@@ -237,6 +252,8 @@ async def _densities(
         for bucket in own
         if slot(bucket.oldest) not in histories[bucket.stratum.feed].density
     }
+    if not asked:
+        return
     halves = [size // 2 for size in CROWDS]
     columns = [feed for feed, _ in asked], list(asked.values())
     rows = await connection.fetch(DENSITY, *columns, halves, halves[-1], now)

@@ -30,6 +30,10 @@ BUCKET: Final = 60.0
 """Claims of one stratum and minute share their recent controls."""
 
 
+REMEMBERED: Final = 5.0
+"""How long it is remembered when the ambiguous sends of a feed were: pages of one pass follow each other in time."""
+
+
 class Sighting(NamedTuple):
     """A send that was accepted for certain, and how long its feed took to speak of it; None: not yet."""
 
@@ -71,6 +75,25 @@ Density = tuple[Reach, ...]
 def slot(at: float) -> int:
     """Return in which five minutes a moment lies: sends lie equally dense for so long."""
     return int(at // 300)
+
+
+class Spell(NamedTuple):
+    """When a feed's ambiguous sends were, of a stretch of time."""
+
+    since: float
+    until: float
+    at: float
+    """When that was asked."""
+    times: Sequence[float]
+    """Sorted."""
+
+    def reaches(self, moment: float, now: float) -> bool:
+        """Say whether it holds a moment, and was asked so lately that it may be used again."""
+        return self.since <= moment <= self.until and 0 <= now - self.at < REMEMBERED
+
+    def onwards(self, since: float, until: float, times: Sequence[float]) -> Spell:
+        """Return it from a moment on that it holds, with the later times until another."""
+        return Spell(since, max(until, self.until), self.at, [*self.times[bisect_left(self.times, since) :], *times])
 
 
 class Attempt(NamedTuple):
@@ -115,6 +138,8 @@ class FeedHistory:
     """The classes that stand for the whole feed."""
     density: dict[int, Density] = field(default_factory=dict)
     """How dense its sends lay, by slot, as far as that was asked."""
+    ambiguous: Spell | None = None
+    """When its ambiguous sends were, of the stretch of time that was asked about last."""
     heard: dict[str, float] = field(default_factory=dict)
     """When it first spoke of controls, by wire key, of those that were asked about lately."""
     _counts: dict[str, dict[Stratum, int]] = field(default_factory=dict)

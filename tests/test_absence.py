@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -31,10 +32,12 @@ from kit import (
 )
 
 from reconciler.feeds import pause, resume
-from reconciler.histories import Histories
-from reconciler.judging import read_page
+from reconciler.histories import SHARES, Histories
+from reconciler.judging import Page, read_page
 from reconciler.policy import Rules
 from reconciler.reconcile import Policies, Scope, look
+from reconciler.risk import Burst
+from reconciler.silence import REMEMBERED, Spell
 
 KEY = "order-1"
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -507,6 +510,64 @@ async def test_a_history_holds_controls_older_than_the_grace_and_at_most_two_tho
     assert 50 * 21 < len(busy) <= 2000
     quarters = [int((now.timestamp() - RULES.grace.total_seconds() - seen.at) // 900) for seen in busy]
     assert max(quarters.count(quarter) for quarter in set(quarters)) == 21
+
+
+async def test_pages_judged_side_by_side_read_each_history_once(db: asyncpg.Pool) -> None:
+    histories = Histories(lambda _feed, _class: RULES, lambda _feed: False)
+    now, asked = await db.fetchval(NOW), [(f"feed-{n}", "default") for n in range(4)]
+    read: list[str] = []
+
+    def note(said: Any) -> None:
+        read.append(said.query)
+
+    async with db.acquire() as one, db.acquire() as other:
+        with one.query_logger(note), other.query_logger(note):
+            both = await asyncio.gather(histories.of(one, asked, now), histories.of(other, asked, now))
+    assert read.count(SHARES) == 4
+    assert all(both[0][feed] is both[1][feed] for feed, _ in asked)
+
+
+async def test_a_page_after_another_finds_the_same_ambiguous_sends_around_it_as_a_page_alone(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db)
+    await old_claims(db, "brown", 30, 20 * SECOND)
+    await old_claims(db, "later", 5, SECOND, age=20 * MINUTE)
+    shared, now = policies().histories, await db.fetchval(NOW)
+    pages = [["brown-0", "later-0"], ["brown-3"], ["brown-4", "brown-9", "later-1"], ["brown-29"], ["brown-2"]]
+    async with db.acquire() as connection:
+        history = (await shared.of(connection, [(FEED, "default")], now))[FEED]
+        for keys in pages:
+            after = await read_page(connection, shared.rules_for, shared, keys)
+            remembered, history.ambiguous = history.ambiguous, None
+            alone = await read_page(connection, shared.rules_for, shared, keys)
+            history.ambiguous = remembered
+            assert crowds(after) == crowds(alone)
+            assert len(crowds(after)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("moment", "now", "wanted"), [(9, 100, False), (10, 104, True), (20, 100, True), (21, 100, False), (15, 99, False)]
+)
+def test_remembered_ambiguous_sends_are_gone_on_with_where_they_reach(moment: float, now: float, wanted: bool) -> None:
+    assert Spell(10, 20, 100, (11, 19)).reaches(moment, now) is wanted
+
+
+def crowds(page: Page) -> dict[str, Burst]:
+    return {key: judged.assessment.burst for key, judged in page.silence.items()}
+
+
+async def test_ambiguous_sends_are_remembered_for_some_seconds_only(db: asyncpg.Pool) -> None:
+    await heard_neighbours(db)
+    await old_claims(db, "brown", 30, SECOND)
+    shared, now = policies().histories, await db.fetchval(NOW)
+    async with db.acquire() as connection:
+        history = (await shared.of(connection, [(FEED, "default")], now))[FEED]
+        first = await read_page(connection, shared.rules_for, shared, ["brown-15"])
+        await db.execute("DELETE FROM send_log WHERE wire_key LIKE 'brown-%' AND wire_key <> 'brown-15'")
+        assert crowds(await read_page(connection, shared.rules_for, shared, ["brown-15"])) == crowds(first)
+        assert history.ambiguous
+        history.ambiguous = history.ambiguous._replace(at=history.ambiguous.at - REMEMBERED)
+        last = await read_page(connection, shared.rules_for, shared, ["brown-15"])
+    assert (crowds(first)["brown-15"].crowd[0][0] > 10, crowds(last)["brown-15"].crowd[0][0]) == (True, 0)
 
 
 # Cases
