@@ -205,6 +205,19 @@ BEGIN
           AND (e.wire_key = r.wire_key OR e.recipient IS NULL OR r.recipient_key IS NULL OR r.recipient_key = e.recipient));
 END $$;
 
+-- How long an attempt may take. In seconds, since a day or month of an interval has no fixed length.
+CREATE FUNCTION send_submit_within(options jsonb) RETURNS interval
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+DECLARE
+    asked CONSTANT interval := make_interval(
+        secs => extract(epoch FROM coalesce((options ->> 'submit_within')::interval, '60 seconds'))::float8);
+BEGIN
+    IF asked <= interval '0' OR asked > interval '1 day' THEN
+        RAISE EXCEPTION 'submit_within must lie between 0 and 1 day' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN asked;
+END $$;
+
 -- As in 0005, with caps. The row of a new send is inserted as claimed, which locks it: only what is then found out, that
 -- something was heard of it or forbids it, makes it pending again. (Not that of a campaign, which looks at its claimed
 -- rows.) Whoever finds the row there looks at it without a lock first: a crowd must not stand in the winner's way.
@@ -224,11 +237,7 @@ BEGIN
     PERFORM send_check_isolation();
     PERFORM send_check_call(key, feed, options, ARRAY['message_class', 'recipient', 'campaign', 'source', 'submit_within',
         'not_before', 'expires_at', 'fingerprint', 'payload', 'claimed_by', 'known_message_id', 'intended_at', 'nonce']);
-    -- In seconds, since a day or month of an interval has no fixed length.
-    submit_within := make_interval(secs => extract(epoch FROM coalesce((options ->> 'submit_within')::interval, '60 seconds'))::float8);
-    IF submit_within <= interval '0' OR submit_within > interval '1 day' THEN
-        RAISE EXCEPTION 'submit_within must lie between 0 and 1 day' USING ERRCODE = 'invalid_parameter_value';
-    END IF;
+    submit_within := send_submit_within(options);
     w := wire_key(key);
     wire_key := w;
 

@@ -67,6 +67,28 @@ BEGIN
 END $$
 $create$, current_schema()); END $do$;
 
+-- Claims in one statement those of locked rows that need no closer look: never given out, nothing heard of them, no cap,
+-- not suppressed, and without a message id by which something might have been heard. The others are send_claim's. Their
+-- feed and campaign have no hold; the caller has looked, and keeps the campaign's lock.
+CREATE FUNCTION send_claim_untouched(keys text[], claimed_by text, submit_within interval) RETURNS SETOF send_log
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    t CONSTANT timestamptz := clock_timestamp();
+BEGIN
+    RETURN QUERY UPDATE send_log l SET state = 'claimed', attempt = 1, fence = nextval('send_fence'),
+        claimed_by = send_claim_untouched.claimed_by, first_claimed_at = t, claimed_at = t, submit_by = t + submit_within,
+        next_check_at = t + submit_within, capped_until = NULL, updated_at = t
+    WHERE l.wire_key = ANY (keys) AND l.state = 'pending' AND l.attempt = 0
+      AND num_nonnulls(l.released_at, l.held_reason, l.provider_message_id, l.known_message_id, l.verdict_reason) = 0
+      AND (l.not_before IS NULL OR l.not_before <= t) AND (l.expires_at IS NULL OR l.expires_at > t)
+      AND (cap_of(l.message_class)).most IS NULL
+      -- For each row: while the tables have no statistics, the planner would read all of them.
+      AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = l.wire_key OFFSET 0)
+      AND NOT EXISTS (SELECT FROM suppression p WHERE p.recipient_key = lower(l.recipient_key) OFFSET 0)
+    RETURNING l.*;
+END $$;
+
 -- As in 0019, by pages, likewise. Rows besides: `capped` (they count in `batch`, too, and come no more before their
 -- time). Where the class has a cap a batch comes in the order of its recipients.
 CREATE OR REPLACE FUNCTION send_claim_campaign(campaign text, batch int, options jsonb)
@@ -81,9 +103,11 @@ DECLARE
     r send_log;
     c record;
     passed_on jsonb;
+    submit_within interval;
+    keys text[];
+    n int;
     given_out int := 0;
     looked_at int := 0;
-    page int;
     place text := coalesce(options ->> 'after', '');
 BEGIN
     PERFORM send_check_isolation();
@@ -96,29 +120,37 @@ BEGIN
     IF batch IS NULL OR batch NOT BETWEEN 1 AND 1000 THEN
         RAISE EXCEPTION 'batch must lie between 1 and 1000' USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    submit_within := send_submit_within(options);
     hold := send_hold(asked.feed);
     IF hold = 'suspect' OR campaign_hold(asked.name, t) IS NOT NULL THEN RETURN; END IF;
     -- As campaign_refusal does for each row: here, so that a pause refuses the batch at once and leaves its rows alone.
     PERFORM FROM campaign k WHERE k.name = asked.name FOR KEY SHARE;
     IF campaign_hold(asked.name, t) IS NOT NULL THEN RETURN; END IF;
     LOOP
-        page := 0;
         -- Rows that would surely be refused are left out, lest they hide the others.
-        FOR r IN SELECT p.* FROM (
-            SELECT l.* FROM send_log l
+        keys := ARRAY(SELECT p.wire_key FROM (  -- lock
+            SELECT l.wire_key FROM send_log l
             WHERE l.campaign = send_claim_campaign.campaign AND l.state = 'pending' AND l.wire_key > place
               AND l.feed = asked.feed AND l.held_reason IS NULL
               AND (l.capped_until IS NULL OR l.capped_until <= t)
               AND (l.not_before IS NULL OR l.not_before <= t) AND (l.expires_at IS NULL OR l.expires_at > t)
-              AND (l.retry_until IS NULL OR l.retry_until > t + coalesce((options ->> 'submit_within')::interval, '60 seconds'))
+              AND (l.retry_until IS NULL OR l.retry_until > t + submit_within)
               AND (hold IS NULL OR l.release_basis IS NULL OR l.release_basis IN ('not_sent', 'operator'))
             ORDER BY l.wire_key
             LIMIT batch - given_out
             FOR UPDATE SKIP LOCKED
-        ) AS p ORDER BY CASE WHEN (cap_of(p.message_class)).most > 0 THEN lower(p.recipient_key) END NULLS FIRST, p.wire_key
+        ) AS p ORDER BY p.wire_key);
+        EXIT WHEN keys = '{}';
+        place := keys[cardinality(keys)];
+        RETURN QUERY SELECT 'claimed', l.send_key, l.wire_key, l.attempt, l.fence,  -- and look
+            extract(epoch FROM submit_within)::double precision, NULL, NULL::timestamptz, l.message_class, l.recipient,
+            l.fingerprint, l.payload
+            FROM send_claim_untouched(keys, options ->> 'claimed_by', submit_within) AS l;
+        GET DIAGNOSTICS n = ROW_COUNT;
+        given_out := given_out + n;
+        FOR r IN SELECT l.* FROM send_log l WHERE l.wire_key = ANY (keys) AND l.state = 'pending'
+            ORDER BY CASE WHEN (cap_of(l.message_class)).most > 0 THEN lower(l.recipient_key) END NULLS FIRST, l.wire_key
         LOOP
-            page := page + 1;
-            place := greatest(place, r.wire_key);
             -- A same-key retry needs the content that the provider knows: the row's own.
             passed_on := options - 'after' || jsonb_strip_nulls(jsonb_build_object('fingerprint', r.fingerprint));
             SELECT * INTO c FROM send_claim(r.send_key, asked.feed, passed_on);
@@ -132,8 +164,8 @@ BEGIN
             RETURN QUERY SELECT c.outcome, r.send_key, c.wire_key, c.attempt, c.fence, c.seconds_left, c.reason, c.retry_at,
                 r.message_class, r.recipient, r.fingerprint, r.payload;
         END LOOP;
-        looked_at := looked_at + page;
-        EXIT WHEN page = 0 OR given_out = batch OR looked_at >= batch + 1000;
+        looked_at := looked_at + cardinality(keys);
+        EXIT WHEN given_out = batch OR looked_at >= batch + 1000;
     END LOOP;
 END $$;
 
