@@ -125,6 +125,33 @@ LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
     SELECT (send_insert_as(w, key, feed, options, NULL, NULL)).wire_key IS NOT NULL
 $$;
 
+-- As in 0014, and a failed send that is asked for again is noted, too: its row must not be pruned, or it would be sent.
+ALTER TABLE asked_again DROP CONSTRAINT asked_again_asked_as_check,
+    ADD CONSTRAINT asked_again_asked_as_check CHECK (asked_as IN ('already_sent', 'failed', 'key_reused'));
+CREATE OR REPLACE FUNCTION send_standing(r send_log, key text, feed text, options jsonb, t timestamptz)
+RETURNS TABLE (outcome text, wire_key text, attempt int, fence bigint, seconds_left double precision, reason text, retry_at timestamptz)
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+BEGIN
+    IF NOT send_is_same(r.send_key, r.fingerprint, key, options ->> 'fingerprint') THEN
+        PERFORM send_note_asked_again(r.wire_key, 'key_reused', t);
+        RETURN QUERY SELECT 'key_reused', r.wire_key, NULL::int, NULL::bigint, NULL::double precision,
+            CASE WHEN r.send_key = key THEN 'the content differs' ELSE 'another send key has this wire key' END, NULL::timestamptz;
+    ELSIF r.state = 'claimed' AND r.nonce = options ->> 'nonce' AND r.submit_by > t AND r.feed = send_standing.feed
+          AND r.cause IS NULL  -- whoever has said how the attempt went can't have lost the claim's answer
+          AND send_heard(r.wire_key, r.feed, r.recipient_key, r.provider_message_id, r.known_message_id) IS NULL THEN
+        RETURN QUERY SELECT 'claimed', r.wire_key, r.attempt, r.fence,
+            extract(epoch FROM r.submit_by - t)::double precision, NULL, NULL::timestamptz;
+    ELSIF r.state <> 'pending' THEN
+        IF coalesce(r.sent_at, r.failed_at) < t - interval '10 minutes' THEN
+            PERFORM send_note_asked_again(r.wire_key, CASE r.state WHEN 'sent' THEN 'already_sent' ELSE 'failed' END, t);
+        END IF;
+        RETURN QUERY SELECT CASE r.state WHEN 'sent' THEN 'already_sent' WHEN 'claimed' THEN 'in_flight' ELSE 'failed' END,
+            r.wire_key, NULL::int, NULL::bigint, NULL::double precision, coalesce(r.held_reason, r.verdict_reason),
+            CASE WHEN r.state = 'claimed' THEN r.next_check_at END;
+    END IF;
+END $$;
+
 -- Why a locked row, of which nothing may have been heard, is not given out: (outcome, reason, when to ask again), or NULLs.
 CREATE FUNCTION send_objection(r send_log, heard text, feed text, options jsonb, submit_within interval, t timestamptz,
     OUT outcome text, OUT reason text, OUT retry_at timestamptz)
@@ -140,6 +167,11 @@ BEGIN
     ELSIF heard IS NOT NULL THEN
         outcome := 'held';
         reason := CASE heard WHEN 'rejected' THEN 'rejected' ELSE 'unknown_event' END;
+        RETURN;
+    END IF;
+    IF r.attempt = 0 AND r.intended_at < r.created_at - (SELECT memory FROM installation) THEN
+        outcome := 'beyond_memory';
+        reason := 'the job was older than the guard''s memory when it was enqueued';
         RETURN;
     END IF;
     SELECT * INTO outcome, reason, retry_at FROM send_refusal(r, feed, options, submit_within, t);

@@ -3,6 +3,27 @@
 -- rows are compared with rows; only whoever asks by an address asks by its hash (recipient_here). An installation
 -- without a salt has no such triggers, and pays nothing.
 
+-- The comparable form of an address, as before, but for a dotted capital I (U+0130) in its domain: its lower case depends on
+-- the locale, so it is written as Unicode has it, and as Python does. Hashes of two forms could not be compared.
+CREATE OR REPLACE FUNCTION recipient_key(address text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE SET search_path FROM CURRENT AS $$
+DECLARE
+    bare text := btrim(address, E' \t\r\n');
+    domain text;
+BEGIN
+    bare := btrim(coalesce(substring(bare FROM '<([^<>]+)>$'), bare), E' \t\r\n');
+    domain := substring(bare FROM '@([^@]*)$');
+    IF bare = '' THEN
+        RETURN NULL;
+    ELSIF domain IS NULL THEN
+        RETURN bare;
+    END IF;
+    RETURN left(bare, length(bare) - length(domain)) || (
+        SELECT string_agg(CASE WHEN label ~ '^[\x01-\x7f]*$' OR length(label) > 63 THEN label
+            ELSE 'xn--' || punycode(label) END, '.' ORDER BY i)
+        FROM regexp_split_to_table(lower(replace(domain, chr(304), 'i' || chr(775))), '\.') WITH ORDINALITY AS t(label, i));
+END $$;
+
 ALTER TABLE installation ADD COLUMN recipient_salt bytea CHECK (octet_length(recipient_salt) >= 16);
 
 -- What is kept of an address in its comparable form: 160 bits over the whole, whatever the case of ASCII letters, and 64
@@ -70,19 +91,37 @@ BEGIN
     RETURN NEW;
 END $$;
 
+-- An older release, or a person, may write a plain address here.
+CREATE FUNCTION suppression_without_addresses() RETURNS trigger
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+BEGIN
+    NEW.recipient_key := lower(recipient_here(NEW.recipient_key));
+    NEW.reason := words_without_addresses(NEW.reason);
+    RETURN NEW;
+END $$;
+
+CREATE FUNCTION reason_without_addresses() RETURNS trigger
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+BEGIN
+    NEW.reason := words_without_addresses(NEW.reason);
+    RETURN NEW;
+END $$;
+
 -- Lets recipients be stored hashed from now on, and for ever. Says whether they are: false where addresses may be stored
 -- already. Rows that need no change pay a comparison.
 CREATE FUNCTION recipients_hash_from_now_on(salt bytea) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
 BEGIN
-    LOCK TABLE installation, send_log, provider_event, suppression IN SHARE ROW EXCLUSIVE MODE;
+    LOCK TABLE installation, campaign, feed_state, send_log, provider_event, suppression IN SHARE ROW EXCLUSIVE MODE;
     IF (SELECT recipient_salt IS NOT NULL FROM installation) THEN
         RETURN true;
     ELSIF EXISTS (SELECT FROM send_log) OR EXISTS (SELECT FROM provider_event) THEN
         RETURN false;
     END IF;
     UPDATE installation SET recipient_salt = salt;
-    UPDATE suppression SET recipient_key = recipient_hash(recipient_key, salt);
+    UPDATE suppression SET recipient_key = recipient_hash(recipient_key, salt), reason = words_without_addresses(reason);
+    UPDATE campaign SET reason = words_without_addresses(reason) WHERE strpos(reason, '@') > 0;
+    UPDATE feed_state SET reason = words_without_addresses(reason) WHERE strpos(reason, '@') > 0;
     CREATE TRIGGER without_addresses BEFORE INSERT OR UPDATE ON send_log FOR EACH ROW
         WHEN (NEW.recipient IS NOT NULL OR NEW.recipient_key !~ '^[0-9a-f]{40}(@[0-9a-f]{16})?$' OR strpos(NEW.send_key, '@') > 0
             OR strpos(NEW.cause, '@') > 0 OR strpos(NEW.verdict_reason, '@') > 0 OR strpos(NEW.response::text, '@') > 0)
@@ -93,5 +132,12 @@ BEGIN
     CREATE TRIGGER without_addresses BEFORE INSERT ON verdict FOR EACH ROW
         WHEN (strpos(NEW.reason, '@') > 0 OR strpos(NEW.note, '@') > 0)
         EXECUTE FUNCTION verdict_without_addresses();
+    CREATE TRIGGER without_addresses BEFORE INSERT OR UPDATE ON suppression FOR EACH ROW
+        WHEN (NEW.recipient_key !~ '^[0-9a-f]{40}(@[0-9a-f]{16})?$' OR strpos(NEW.reason, '@') > 0)
+        EXECUTE FUNCTION suppression_without_addresses();
+    CREATE TRIGGER without_addresses BEFORE INSERT OR UPDATE ON campaign FOR EACH ROW
+        WHEN (strpos(NEW.reason, '@') > 0) EXECUTE FUNCTION reason_without_addresses();
+    CREATE TRIGGER without_addresses BEFORE INSERT OR UPDATE ON feed_state FOR EACH ROW
+        WHEN (strpos(NEW.reason, '@') > 0) EXECUTE FUNCTION reason_without_addresses();
     RETURN true;
 END $$;

@@ -202,7 +202,8 @@ class Status:
     @property
     def seconds_left(self) -> float | None:
         """How long the rest takes at this rate; None where that can't be said."""
-        return self.pending / self.per_second if self.per_second and self.standing == "active" else None
+        waiting = self.pending - self.capped
+        return waiting / self.per_second if self.per_second and self.standing == "active" else None
 
 
 # Counts come from the campaign's index alone; what is watched is few, and the last minute is a short piece of an index.

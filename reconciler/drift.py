@@ -118,7 +118,7 @@ async def _counts(connection: Connection, feeds: list[str], since: datetime) -> 
 
 SWALLOWED: Final = """
 WITH newest AS (
-    SELECT * FROM asked_again WHERE asked_at > $2 ORDER BY asked_at DESC LIMIT $3
+    SELECT * FROM asked_again WHERE asked_at > $2 AND asked_as <> 'failed' ORDER BY asked_at DESC LIMIT $3
 )
 SELECT a.wire_key, s.feed, s.message_class, a.asked_as, a.n, s.sent_at, a.first_at, a.asked_at
 FROM newest a JOIN send_log s USING (wire_key)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports on who sends what: an inventory of sources, and mail that two of them send to the same people.
 
-They read and change nothing. Addresses are compared and never shown. A send counts from its first claim: what was never
-given out (pending rows of an application that enqueues, of a campaign that was cancelled) is no mail.
+They read and change nothing. Addresses are compared and never shown. A send counts at its latest claim, the one that is
+looked at; an earlier one may be proved not sent. What was never given out (pending rows of an application that
+enqueues, of a campaign that was cancelled) is no mail.
 
 What is looked at is bounded, whatever the size of the log: the time is cut into parts, and of each part the newest
 sends of each feed are read through the index of its claims. So a busy feed hides no other one, and no day the others.
@@ -21,7 +22,7 @@ PARTS: Final = 24
 RUN: Final = 5_000
 """Of each part of the time, at most so many of a feed's sends are looked at."""
 
-MOST_SOURCES: Final = 20
+MOST_SOURCES: Final = 10
 """A recipient who got one class of mail from more sources than that is passed over: they name jobs, not systems."""
 
 
@@ -83,7 +84,7 @@ class Sender:
     undecided: int
     """Claimed, or free for another attempt."""
     first_at: datetime
-    """When the first of them was claimed first."""
+    """When the first of them was claimed (each by its latest claim)."""
     last_at: datetime
     """When the last one was."""
 
@@ -104,8 +105,7 @@ SELECT s.source, s.message_class, asked.feed, count(*) AS sends, count(*) FILTER
 FROM unnest($1::text[]) AS asked(feed)
 CROSS JOIN generate_series(1, $3::int) AS part
 CROSS JOIN LATERAL (
-    SELECT nullif(l.source, '') AS source, l.message_class, l.state, coalesce(l.first_claimed_at, l.claimed_at) AS at
-    FROM send_log l
+    SELECT nullif(l.source, '') AS source, l.message_class, l.state, l.claimed_at AS at FROM send_log l
     WHERE l.feed = asked.feed
       AND l.claimed_at > $2::timestamptz + (statement_timestamp() - $2) * (part - 1) / $3::int
       AND l.claimed_at <= $2::timestamptz + (statement_timestamp() - $2) * part / $3::int
@@ -147,17 +147,18 @@ class Overlaps:
     overlaps: list[Overlap]
 
 
-# Sends that were sent, or were given out and may have been: neither what failed nor what is free again. For each two
-# sources of a recipient their sends are put in one line, where a change of the source between neighbours is what is
-# looked for: two that lie close have such a change between them. So the cost grows with the sends, not their square.
-# The case of an address makes no difference.
+# Sends that were sent, or were given out and may have been: neither what failed nor what is free again. A recipient's
+# sends fall into runs, each send soon after the one before it, whatever their sources; two that lie close are of one
+# run, so that what lies alone goes no further. For each two sources of a run their sends are put in one line, where a
+# change of the source between neighbours is what is looked for: two that lie close have such a change between them. So
+# the cost grows with the sends that lie close, not their square. The case of an address makes no difference.
 OVERLAPS: Final = """
 WITH sample AS MATERIALIZED (
     SELECT s.* FROM unnest($1::text[]) AS asked(feed)
     CROSS JOIN generate_series(1, $3::int) AS part
     CROSS JOIN LATERAL (
         SELECT l.wire_key, l.message_class, lower(l.recipient_key) AS recipient, coalesce(l.source, '') AS source,
-               l.state, coalesce(l.first_claimed_at, l.claimed_at) AS at
+               l.state, l.claimed_at AS at
         FROM send_log l
         WHERE l.feed = asked.feed
           AND l.claimed_at > $2::timestamptz + (statement_timestamp() - $2) * (part - 1) / $3::int
@@ -165,18 +166,29 @@ WITH sample AS MATERIALIZED (
         ORDER BY l.claimed_at DESC LIMIT $4
     ) AS s
     WHERE s.recipient IS NOT NULL AND s.state IN ('sent', 'claimed')
-), hit AS MATERIALIZED (
-    SELECT message_class, recipient, array_agg(DISTINCT source) AS sources
-    FROM sample GROUP BY message_class, recipient HAVING count(DISTINCT source) BETWEEN 2 AND $7
+), hit AS (
+    SELECT message_class, recipient FROM sample
+    GROUP BY message_class, recipient HAVING count(DISTINCT source) BETWEEN 2 AND $7
+), stepped AS (
+    SELECT s.*, s.at - lag(s.at) OVER (PARTITION BY message_class, recipient ORDER BY s.at, s.wire_key) AS step
+    FROM sample s JOIN hit USING (message_class, recipient)
+), near AS MATERIALIZED (
+    SELECT *, count(*) FILTER (WHERE step > $5::interval)
+              OVER (PARTITION BY message_class, recipient ORDER BY at, wire_key) AS run
+    FROM stepped
+), mixed AS MATERIALIZED (
+    SELECT message_class, recipient, run, array_agg(DISTINCT source) AS sources
+    FROM near GROUP BY message_class, recipient, run HAVING count(DISTINCT source) > 1
 ), lines AS (
-    SELECT h.message_class, h.recipient, one, other, s.source, s.at, s.wire_key,
+    SELECT m.message_class, m.recipient, one, other, s.source, s.at, s.wire_key,
            lag(s.source) OVER line AS source_before, lag(s.at) OVER line AS before,
            lag(s.wire_key) OVER line AS key_before
-    FROM hit h
-    CROSS JOIN unnest(h.sources) AS one
-    JOIN unnest(h.sources) AS other ON one < other
-    JOIN sample s ON s.message_class = h.message_class AND s.recipient = h.recipient AND s.source IN (one, other)
-    WINDOW line AS (PARTITION BY h.message_class, h.recipient, one, other ORDER BY s.at, s.wire_key)
+    FROM mixed m
+    CROSS JOIN unnest(m.sources) AS one
+    JOIN unnest(m.sources) AS other ON one < other
+    JOIN near s ON s.message_class = m.message_class AND s.recipient = m.recipient AND s.run = m.run
+               AND s.source IN (one, other)
+    WINDOW line AS (PARTITION BY m.message_class, m.recipient, m.run, one, other ORDER BY s.at, s.wire_key)
 )
 SELECT message_class, ARRAY[nullif(one, ''), other] AS sources, count(DISTINCT recipient) AS recipients,
        count(*) AS times, min(before) AS first_at, max(at) AS last_at,

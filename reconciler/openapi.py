@@ -210,6 +210,7 @@ def _answers() -> Schema:
         "claimed_at",
         "submit_by",
         "next_check_at",
+        "capped_until",
         "released_at",
         "sent_at",
         "failed_at",

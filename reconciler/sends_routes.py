@@ -72,8 +72,8 @@ CLAIM_ANSWERS: Final[Mapping[str, Answer]] = {
 FAIL_STATES: Final = {"failed": "failed", "released": "pending", "waiting": "ambiguous", "sent": "sent"}
 
 STANDING: Final = """
-SELECT wire_key, feed, message_class, attempt, created_at, claimed_at, submit_by, next_check_at, released_at,
-       release_basis, held_reason, sent_at, failed_at, verdict_source, verdict_reason,
+SELECT wire_key, feed, message_class, attempt, created_at, claimed_at, submit_by, next_check_at, capped_until,
+       released_at, release_basis, held_reason, sent_at, failed_at, verdict_source, verdict_reason,
        provider_message_id AS message_id, delivery, delivery_at, t AS now, send_shown_state(l, t) AS state
 FROM send_log l, clock_timestamp() AS t WHERE wire_key = wire_key($1)
 """

@@ -178,7 +178,7 @@ class Settings(Section, BaseSettings):
 
     def refusals(self) -> list[str]:
         """Return what is not allowed though each value by itself is, one line each."""
-        return list(refusals(self.retention, paths(self.feeds, self._written_rules(), self.api)))
+        return list(refusals(self.retention, paths(self.feeds, self._written_rules(), self.classes, self.api)))
 
     def _written_rules(self) -> dict[str, FeedRuleSettings]:
         return {

@@ -25,14 +25,20 @@ class Path(NamedTuple):
     because: str
 
 
-def paths(feeds: Mapping[str, FeedSettings], rules: Mapping[str, RuleSettings], api: ApiSettings) -> Iterator[Path]:
+def paths(
+    feeds: Mapping[str, FeedSettings],
+    rules: Mapping[str, RuleSettings],
+    classes: Mapping[str, ClassSettings],
+    api: ApiSettings,
+) -> Iterator[Path]:
     """Name every way; `rules` are all that are written, by their place in the settings."""
     yield Path(HISTORY, "what silence is worth is measured on the sends of that time")
     yield Path(api.idempotency_retention, "api.idempotency_retention remembers requests about them for so long")
     for place, rule in rules.items():
         yield Path(rule.late_window, f"{place}.late_window looks for evidence of failed sends for so long")
-        if isinstance(rule, ClassSettings) and rule.cap and isinstance(rule.cap_window, timedelta):
-            yield Path(rule.cap_window, f"{place}.cap_window counts what became of sends for so long")
+    for name, own in classes.items():
+        if isinstance(own.cap_window, timedelta):
+            yield Path(own.cap_window, f"classes.{name}.cap_window counts what became of sends for so long")
     for name, feed in feeds.items():
         provider = PROVIDERS[feed.provider]
         yield Path(provider.facts.redelivers_for, f"{provider.name} (feeds.{name}) delivers again for so long")

@@ -166,6 +166,12 @@ class ClassSettings(RuleSettings):
     """`day`, `week` or `month` (they begin in `cap_zone`), or how long each send counts."""
     cap_zone: TimeZone = "UTC"
 
+    @model_validator(mode="after")
+    def _has_what_to_cap(self) -> Self:
+        if self.cap is None and self.model_fields_set & {"cap_window", "cap_zone"}:
+            raise ValueError("has a window for a cap and no cap: set cap to how many one recipient may get")
+        return self
+
 
 class ReconcileSettings(Section):
     """The scheduler of passes."""

@@ -64,7 +64,7 @@ class Story:
 
 
 ROW: Final = """
-SELECT asked.wire_key AS asked_key, clock_timestamp() AS now, s.*
+SELECT asked.wire_key AS asked_key, clock_timestamp() AS now, campaign_hold(s.campaign, clock_timestamp()), s.*
 FROM (SELECT wire_key($1) AS wire_key) AS asked LEFT JOIN send_log s USING (wire_key)
 """
 
@@ -102,7 +102,7 @@ async def tell(pool: asyncpg.Pool, policies: Policies, key: str, *, show_recipie
     decided = next(iter(report.decided), None)
     verdict = decided.verdict if decided else None
     hidden = () if show_recipient else ("recipient", "recipient_key", "payload", "response")
-    facts = {name: value for name, value in row.items() if name not in ("asked_key", "now", *hidden)}
+    facts = {name: value for name, value in row.items() if name not in ("asked_key", "now", "campaign_hold", *hidden)}
     unsettled = _unsettled(row, verdict, events, policies)
     foreseen = _foresee(row, decided, policies, revived=unsettled is not None)
     standing = _standing(row, unsettled)
@@ -309,6 +309,8 @@ def _at_rest(row: asyncpg.Record, policies: Policies) -> str:
         case "failed":
             until = _clock(row["failed_at"] + policies.late_window)
             return f"nothing, unless a provider says that it was accepted: until {until} that makes it sent"
+    if row["campaign_hold"]:
+        return f"its campaign is {row['campaign_hold']}: every claim is refused; see reconciler campaign status"
     after = f", not before {_clock(row['not_before'])}" if row["not_before"] else ""
     if row["capped_until"] and row["capped_until"] > row["now"]:
         after += f", nor before {_clock(row['capped_until'])}: its recipient has had what the cap of its class allows"

@@ -674,6 +674,13 @@ async def test_the_command_line_loads_shows_and_steers_a_campaign(
     assert (await program("campaign", "load", "autumn", str(file), "--feed", "gm")).exit_code == 1
 
 
+async def test_why_says_that_a_campaign_refuses_its_sends(db: asyncpg.Pool, program: Program) -> None:
+    await loaded(db, people(1))
+    await campaign.pause(db, "spring", "wrong picture", "me")
+    key = "campaign:spring:person0@example0.com"
+    assert "its campaign is paused: every claim is refused" in (await program("why", key)).stdout
+
+
 async def test_files_of_one_name_in_two_folders_and_two_pipes_are_two_files(
     db: asyncpg.Pool, program: Program, tmp_path: Path
 ) -> None:

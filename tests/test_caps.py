@@ -590,6 +590,7 @@ def test_settings_name_the_cap_its_window_and_its_zone(tmp_path: Any) -> None:
         ('cap_window = "0s"', "is no window"),
         ('cap_zone = "Middle/Earth"', "is no time zone"),
         ("cap = 0", "greater than or equal to 1"),
+        ('cap_window = "day"', "a window for a cap and no cap"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(tmp_path: Any, line: str, words: str) -> None:
@@ -597,6 +598,15 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Any, line: str, words
     path.write_text(f"[classes.marketing]\n{line}\n")
     with pytest.raises(ConfigError, match=words):
         load_settings(path, {}, PROVIDERS)
+
+
+def test_a_sliding_window_is_no_longer_than_sends_are_kept(tmp_path: Any) -> None:
+    path = tmp_path / "reconciler.toml"
+    path.write_text('[classes.marketing]\ncap = 1\ncap_window = "31d"\n')
+    with pytest.raises(ConfigError, match=r"classes.marketing.cap_window .*: set it to 31d or more"):
+        load_settings(path, {}, PROVIDERS)
+    path.write_text('[classes.marketing]\ncap = 1\ncap_window = "31d"\n[retention]\nrows = "31d"\n')
+    load_settings(path, {}, PROVIDERS)
 
 
 async def test_the_database_keeps_what_the_settings_say_and_no_more(db: asyncpg.Pool) -> None:

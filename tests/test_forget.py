@@ -14,6 +14,7 @@ from program import Program
 
 from reconciler import forgetting, suppression
 from reconciler.forgetting import forget
+from webhooks.event import wire_key
 
 ADA, BOB = "ada@example.org", "bob@example.org"
 KEY = f"order.receipt:1:{ADA}"
@@ -47,6 +48,10 @@ async def where_it_stands(db: asyncpg.Pool, text: str) -> list[str]:
     return found
 
 
+async def let_late_window_pass(db: asyncpg.Pool) -> None:
+    await db.execute("UPDATE send_log SET failed_at = failed_at - interval '8 days' WHERE state = 'failed'")
+
+
 async def test_no_table_holds_the_address_of_a_forgotten_recipient(db: asyncpg.Pool) -> None:
     await sent(db, KEY)
     await sent(db, f"news:7:{ADA}", f"{BOB}, Ada <{ADA}>", "m-2")
@@ -60,6 +65,7 @@ async def test_no_table_holds_the_address_of_a_forgotten_recipient(db: asyncpg.P
     await call(db, "operator_decide", "order:4", "sent", f"{ADA} says so", "ann")
     await event(db, None, message_id="m-9", event_id="e-9", recipient=ADA, kind="unsubscribed")
     assert await where_it_stands(db, ADA) == ["provider_event", "send_log", "verdict"]
+    await let_late_window_pass(db)
     done = await forget(db, ADA)
     assert await where_it_stands(db, ADA) == []
     assert done.rows["send_log"] == 5
@@ -71,6 +77,7 @@ async def test_the_guard_of_a_forgotten_send_stays(db: asyncpg.Pool) -> None:
     await sent(db, KEY, fingerprint="f")
     refused = await claim(db, f"order:2:{ADA}", recipient=ADA)
     await fail(db, f"order:2:{ADA}", refused["fence"], "invalid", not_sent=False)
+    await let_late_window_pass(db)
     await forget(db, ADA)
     assert (await claim(db, KEY, recipient=ADA))["outcome"] == "already_sent"
     assert (await claim(db, KEY, recipient=ADA, fingerprint="f"))["outcome"] == "already_sent"
@@ -113,6 +120,7 @@ async def test_a_send_that_is_not_decided_keeps_its_recipient_and_is_counted(db:
     assert (done.undecided, done.rows["send_log"], done.rows["provider_event"]) == (2, 0, 0)
     assert (await row(db, KEY))["recipient"] == ADA
     await call(db, "operator_decide", KEY, "failed", "note", "ann")
+    await let_late_window_pass(db)
     done = await forget(db, ADA)
     assert (done.undecided, done.rows["send_log"], done.rows["provider_event"]) == (1, 1, 1)
 
@@ -168,6 +176,7 @@ async def test_two_send_keys_are_still_told_apart_beside_a_forgotten_one(db: asy
 async def test_a_send_that_is_released_meanwhile_stays(db: asyncpg.Pool) -> None:
     claimed = await claim(db, KEY, recipient=ADA)
     await fail(db, KEY, claimed["fence"], "invalid", not_sent=False)
+    await let_late_window_pass(db)
     async with db.acquire() as other:
         transaction = other.transaction()
         await transaction.start()
@@ -220,9 +229,13 @@ async def test_what_remains_is_said(db: asyncpg.Pool, program: Program, config: 
         f"the archive may hold it, in deliveries as they came, from s3://mail/raw/2026/03/05/ to s3://mail/raw/{today}/,"
         " and so may the files that wait in its spool: delete them there"
     )
+    undecided = (
+        f"1 sends are not decided for good yet and were left ({wire_key('order:2')}): run it again once they are; "
+        "one that nobody will claim is ended by reconciler fail KEY"
+    )
     assert (await program("forget", ADA)).stdout.splitlines() == [
         "redacted 1 sends, 3 events, 0 verdicts",
-        "1 sends are not decided yet and were left: run it again once they are",
+        undecided,
         "1 answers kept for an Idempotency-Key go by themselves by 2026-12-24T10:00:00Z",
         "the suppression list keeps the address, or campaigns would write to him: see suppress remove",
         archive,
@@ -235,3 +248,37 @@ async def test_what_remains_is_said(db: asyncpg.Pool, program: Program, config: 
 async def test_what_is_no_address_is_refused(program: Program, text: str) -> None:
     done = await program("forget", text)
     assert (done.exit_code, done.stdout) == (2, "")
+
+
+async def test_a_send_that_failed_lately_is_left_until_no_late_acceptance_counts(db: asyncpg.Pool) -> None:
+    fence = (await claim(db, KEY, recipient=ADA, known_message_id="op-1"))["fence"]
+    await fail(db, KEY, fence, not_sent=False)
+    done = await forget(db, ADA)
+    assert (done.rows["send_log"], done.undecided, done.left) == (0, 1, [wire_key(KEY)])
+    await event(db, None, message_id="op-1", event_id="e", recipient=ADA)
+    await reconcile(db)
+    assert (await row(db, KEY))["state"] == "sent", "it was accepted after all"
+    assert (await forget(db, ADA)).rows["send_log"] == 1
+    assert await where_it_stands(db, ADA) == []
+
+
+async def test_a_send_whose_sender_gave_no_recipient_is_found_by_its_key_and_by_its_events(db: asyncpg.Pool) -> None:
+    for key in (f"receipt:7:{ADA}", "receipt:8", f"receipt:9:n{ADA}", f"receipt:10:{ADA}.uk"):
+        fence = (await claim(db, key, payload={"to": ADA if key[8] in "78" else BOB}))["fence"]
+        await confirm(db, key, fence, f"m-{key}")
+    await event(db, "receipt:8", message_id="m-8", recipient=ADA)
+    assert (await forget(db, ADA)).rows["send_log"] == 2
+    kept = [r["send_key"] for r in await db.fetch("SELECT send_key FROM send_log WHERE send_key LIKE 'receipt:%'")]
+    assert sorted(kept) == [f"receipt:10:{ADA}.uk", f"receipt:9:n{ADA}"], "longer addresses are other people's"
+    assert await db.fetchval("SELECT count(*) FROM provider_event WHERE recipient = $1", ADA) == 0
+
+
+async def test_what_events_about_others_say_of_him_goes_and_they_stay_theirs(db: asyncpg.Pool) -> None:
+    await sent(db, KEY)
+    await event(db, None, message_id="x-1", recipient=BOB, reason=f"also to {ADA}")
+    raw = json.dumps({"destination": [BOB, ADA]}).encode()
+    await db.execute("UPDATE provider_event SET raw = $1 WHERE message_id = 'x-1'", raw)
+    await forget(db, ADA)
+    found = await db.fetchrow("SELECT recipient, raw, reason FROM provider_event WHERE message_id = 'x-1'")
+    assert tuple(found) == (BOB, b"", None)
+    assert await where_it_stands(db, ADA) == []

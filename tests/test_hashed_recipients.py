@@ -22,7 +22,7 @@ from program import Program
 from receiver_app import running
 from sends_kit import api
 
-from reconciler import suppression
+from reconciler import campaign, feeds, suppression
 from reconciler.campaign import batches
 from reconciler.forgetting import forget
 from reconciler.keys import hashed_key
@@ -263,6 +263,40 @@ async def test_what_people_and_senders_say_in_words_loses_the_address(hashed: as
     await call(hashed, "operator_decide", "order:2", "sent", f"{ANA} says so", "ann")
     assert await hashed.fetchval("SELECT note FROM verdict WHERE wire_key = wire_key('order:2')") == "~ says so"
     assert await where_it_stands(hashed, ANA) == []
+
+
+OLD_SUPPRESSION = "INSERT INTO suppression (recipient_key, reason, source) VALUES ($1, $2, 'me') ON CONFLICT DO NOTHING"
+
+
+async def test_a_suppression_that_an_older_release_writes_holds_its_recipient(hashed: asyncpg.Pool) -> None:
+    await loaded(hashed, b"recipient,id\nana.reyes@example.com,1\nbob@example.org,2\n")
+    for _ in range(2):
+        await hashed.execute(OLD_SUPPRESSION, ANA, f"{ANA} asked")
+    assert [one.reason for one in await suppression.listed(hashed, 10)] == ["~ asked"]
+    assert {(one["outcome"], one["reason"]) for one in await batch(hashed)} == {
+        ("failed", "suppressed"),
+        ("claimed", None),
+    }
+    await hashed.execute("UPDATE suppression SET recipient_key = $1", BOB)
+    assert await suppression.remove(hashed, [BOB]) == 1
+    assert await where_it_stands(hashed, "example") == []
+
+
+@pytest.mark.parametrize("hashed_first", [True, False])
+async def test_reasons_of_people_lose_the_address(dsn: str, db: asyncpg.Pool, hashed_first: bool) -> None:
+    if hashed_first:
+        await migrate(dsn, hash_recipients=True)
+    words = f"{ANA} complained"
+    await db.execute("INSERT INTO campaign (name, feed) VALUES ('spring', 'mg')")
+    await campaign.pause(db, "spring", words, "ann")
+    await suppression.add(db, [BOB], words, "ann")
+    async with db.acquire() as connection:
+        await feeds.pause(connection, FEED, words, "ann")
+        await feeds.pause(connection, FEED, words, "ann")
+    await migrate(dsn, hash_recipients=True)
+    for table in ("campaign", "suppression", "feed_state"):
+        found = await db.fetch(f"SELECT reason FROM {table} WHERE reason IS NOT NULL")  # noqa: S608
+        assert [one["reason"] for one in found] == ["~ complained"], table
 
 
 async def test_a_past_send_is_brought_in_without_its_address(hashed: asyncpg.Pool) -> None:

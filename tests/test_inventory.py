@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -36,6 +38,13 @@ async def look(
 async def inventory(db: asyncpg.Pool, limit: int = 50, run: int = 100, feed: str | None = None) -> Senders:
     async with db.acquire() as connection:
         return await senders(connection, datetime.now(UTC) - WEEK, feed, limit, run)
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A node of a plan, and all below it."""
+    yield plan
+    for below in plan.get("Plans", []):
+        yield from nodes(below)
 
 
 # Two systems that send the same
@@ -100,20 +109,37 @@ async def test_three_sources_are_three_pairs_and_a_third_between_two_hides_none(
 
 
 async def test_a_source_that_names_each_job_is_no_system(db: asyncpg.Pool) -> None:
-    for n in range(21):
+    for n in range(11):
         await sent(db, f"s-{n}", n * MINUTE, f"job-{n}")
     assert (await look(db)).overlaps == []
-    await db.execute("DELETE FROM send_log WHERE wire_key = 's-20'")
-    assert len((await look(db, MINUTE * 1.5)).overlaps) == 19
+    await db.execute("DELETE FROM send_log WHERE wire_key = 's-10'")
+    assert len((await look(db, MINUTE * 1.5)).overlaps) == 9
 
 
-async def test_a_send_claimed_again_counts_from_its_first_claim(db: asyncpg.Pool) -> None:
-    await sent(db, "shop-1", 5 * HOUR, "shop")
-    await claim(db, "crm-1", recipient=ADA, source="crm")
-    await make_older(db, "crm-1", 5 * HOUR)
-    await call(db, "operator_release", "crm-1", "checked", "me")
+async def test_a_send_counts_at_its_latest_claim_and_not_where_it_was_proved_not_sent(db: asyncpg.Pool) -> None:
+    await sent(db, "shop-old", 8 * 24 * HOUR, "shop")
+    await sent(db, "shop-new", 5 * MINUTE, "shop")
+    await fail(db, "crm-1", (await claim(db, "crm-1", recipient=ADA, source="crm"))["fence"], not_sent=True)
+    await make_older(db, "crm-1", 8 * 24 * HOUR)
     await claim(db, "crm-1")
-    assert [pair.examples for pair in (await look(db)).overlaps] == [[["shop-1", "crm-1"]]]
+    begun = datetime.now(UTC) - WEEK
+    (pair,) = (await look(db)).overlaps
+    assert pair.examples == [["shop-new", "crm-1"]]
+    assert pair.first_at > begun
+    (crm, _) = (await inventory(db)).senders
+    assert (crm.source, crm.sends) == ("crm", 1)
+    assert crm.first_at == crm.last_at > begun
+
+
+async def test_sends_that_lie_alone_are_not_multiplied_by_the_other_sources(db: asyncpg.Pool) -> None:
+    for n in range(10):
+        await sent(db, f"alone-{n}", (n + 1) * HOUR, f"source-{n}")
+    await sent(db, "near", 10 * HOUR - MINUTE, "source-1")
+    async with db.acquire() as connection:
+        asked = ([FEED], datetime.now(UTC) - WEEK, 24, 100, 10 * MINUTE, 50, 10)
+        plan = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {module.OVERLAPS}", *asked)
+    (others,) = [node for node in nodes(json.loads(plan)[0]["Plan"]) if node.get("Alias") == "other"]
+    assert others["Actual Rows"] * others["Actual Loops"] <= 4, "two of ten sources met, once"
 
 
 async def test_the_pair_that_hit_most_people_comes_first(db: asyncpg.Pool) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -164,6 +165,20 @@ async def test_sends_that_ended_without_a_claim_go_too(db: asyncpg.Pool) -> None
         await older(db, key, 31 * DAY)
     await once(db)
     assert await keys(db) == set()
+
+
+async def test_a_failed_send_that_is_still_asked_for_stays(db: asyncpg.Pool) -> None:
+    await failed(db, KEY, 31 * DAY)
+    assert (await claim(db, KEY))["outcome"] == "failed"
+    assert (await once(db)).rows["send_log"] == 0
+    assert (await claim(db, KEY))["outcome"] == "failed", "and is not sent after all"
+
+
+async def test_a_job_that_was_enqueued_when_it_was_older_than_the_memory_is_refused(db: asyncpg.Pool) -> None:
+    at = (await db.fetchval("SELECT clock_timestamp()")) - 31 * DAY
+    options = json.dumps({"intended_at": at.isoformat()})
+    assert (await call(db, "send_enqueue", KEY, FEED, options))["outcome"] == "enqueued"
+    assert (await claim(db, KEY))["outcome"] == "beyond_memory"
 
 
 async def test_what_a_cancelled_campaign_never_gave_out_goes_thirty_days_after_it_was_cancelled(

@@ -76,10 +76,12 @@ def forget(app: App, recipient: str, dry_run: bool, as_json: bool) -> None:
     sent again under a key that was sent. Sends that are not decided yet keep what they need: run it again for them, and
     for events that come later. It reads all sends and events once.
     """
-    from reconciler import forgetting
+    from reconciler import composition, forgetting
+
+    late_window = composition.policies(app.settings).late_window
 
     async def work(pool: BoundedPool) -> Forgotten:
-        return await forgetting.forget(pool, recipient, dry_run=dry_run)
+        return await forgetting.forget(pool, recipient, late_window=late_window, dry_run=dry_run)
 
     done = app.with_database(work, create=False)
     archive = _archived(app, done)
@@ -93,7 +95,7 @@ def forget(app: App, recipient: str, dry_run: bool, as_json: bool) -> None:
 
 
 def _as_json(done: Forgotten) -> dict[str, Any]:
-    names = ("rows", "undecided", "first_at", "answers", "answers_until", "suppressed")
+    names = ("rows", "undecided", "left", "first_at", "answers", "answers_until", "suppressed")
     return {name: getattr(done, name) for name in names}
 
 
@@ -111,7 +113,11 @@ def _archived(app: App, done: Forgotten) -> dict[str, str] | None:
 def _remains(done: Forgotten, archive: dict[str, str] | None) -> list[str]:
     lines = []
     if done.undecided:
-        lines.append(f"{done.undecided} sends are not decided yet and were left: run it again once they are")
+        named = ", ".join(done.left) + (", ..." if done.undecided > len(done.left) else "")
+        lines.append(
+            f"{done.undecided} sends are not decided for good yet and were left ({named}): run it again once they are; "
+            "one that nobody will claim is ended by reconciler fail KEY"
+        )
     if done.answers and done.answers_until:
         lines.append(
             f"{done.answers} answers kept for an Idempotency-Key go by themselves by {iso(done.answers_until)}"

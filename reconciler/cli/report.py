@@ -300,7 +300,7 @@ def _say_overlaps(found: Overlaps) -> None:
 def sources(app: App, since: datetime, limit: int, feed: str | None, as_json: bool) -> None:
     """List who sends what: source, message class, feed.
 
-    A source is what senders give as the option source; - is who gives none. Sends count from their first claim: what
+    A source is what senders give as the option source; - is who gives none. Sends count at their latest claim: what
     was never given out is no mail. UNDECIDED is claimed, or free for another attempt. FIRST and LAST lie within the
     time looked at. Of each 24th part of it at most the newest 5,000 sends of a feed are looked at.
     """
