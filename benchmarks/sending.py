@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import statistics
 import sys
 import time
 from asyncio.subprocess import Process
@@ -26,9 +27,9 @@ from reconciler.tokens import hash_of, new_token
 
 SENDS: Final = 4_000
 SENDERS: Final = 8
-CALLERS: Final = 50
+CALLERS: Final = 167
 """Of each process."""
-PROCESSES: Final = ("python",) * 7 + ("sql",) * 7 + ("http",) * 6
+PROCESSES: Final = ("python", "sql", "http") * 2
 OPTIONS: Final = {"message_class": "receipts", "recipient": "ada@example.com", "fingerprint": "5f2c8e"}
 
 # What a sender would write that keeps a table of its sends and nothing else: no lock, no evidence, no fence.
@@ -100,19 +101,22 @@ async def _crowd(dsn: str, scale: Scale) -> list[Figure]:
     with TemporaryDirectory() as folder:
         async with _provider() as esp, _daemon(Path(folder), dsn, token) as url:
             places = {"python": dsn, "sql": dsn, "http": f"{url} {token}"}
-            rounds = [await _round(places, esp, f"one:{n}") for n in range(scale.rounds + 1)]
+            rounds = [await _round(places, esp, f"one:{n}") for n in range(scale.rounds + 1)][1:]  # the first warms up
     winners = [(served, waited) for told in rounds for _, waited, served, outcome in told if outcome == "sent"]
     slowest = [max(seconds for seconds, *_ in told) for told in rounds]
     if len(winners) != len(rounds):
         raise SystemExit(f"{len(rounds)} keys were submitted {len(winners)} times")
     name = f"(e) {CALLERS * len(PROCESSES):,} callers of one key over Python, SQL and HTTP"
     return [
-        Figure(f"{name}: the winner's overhead", 1000 * max(served for served, _ in winners), "ms", 30, GREATEST),
-        Figure(
-            f"{name}: with his wait for connections", 1000 * max(waited for _, waited in winners), "ms", note=GREATEST
-        ),
+        _median(f"{name}: the winner's overhead", [1000 * served for served, _ in winners], 30),
+        _median(f"{name}: with his wait for connections", [1000 * waited for _, waited in winners]),
         Figure(f"{name}: the last answer", 1000 * max(slowest), "ms", 2000, GREATEST),
     ]
+
+
+def _median(name: str, found: list[float], wanted: float | None = None) -> Figure:
+    least, middle, most = min(found), statistics.median(found), max(found)
+    return Figure(name, middle, "ms", wanted, f"{least:.0f}-{middle:.0f}-{most:.0f} in {len(found)} rounds")
 
 
 async def _round(places: Mapping[str, str], esp: str, key: str) -> list[list[Any]]:
