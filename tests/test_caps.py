@@ -653,11 +653,13 @@ async def test_over_http_a_capped_claim_is_429_and_says_when(db: asyncpg.Pool) -
 
 async def test_places_go_with_the_person_and_with_their_time(db: asyncpg.Pool) -> None:
     await capped(db, 1, 40 * DAY)
-    await ask(db, "news:1")
+    fence = (await claim(db, "news:1", **ADA))["fence"]
     await ask(db, "news:2", recipient="bob@example.org")
     await let_pass(db, 39 * DAY)
     ages = Ages(30 * DAY, 60 * DAY, 30 * DAY, 7 * DAY)
     assert (await prune(db, ages, pause=0)).rows["cap_taken"] == 0, "they still count"
+    assert (await forget(db, "ADA@example.org")).rows["cap_taken"] == 0, "nobody knows yet whether it arrived"
+    await confirm(db, "news:1", fence)
     assert (await forget(db, "ADA@example.org")).rows["cap_taken"] == 1
     await let_pass(db, 2 * DAY)
     assert (await prune(db, ages, pause=0)).rows["cap_taken"] == 1

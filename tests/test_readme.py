@@ -339,7 +339,7 @@ def sh(script: str, checkout: Path, environment: dict[str, str]) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
