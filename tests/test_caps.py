@@ -143,6 +143,31 @@ async def test_a_send_of_a_capped_class_needs_one_recipient(db: asyncpg.Pool, re
     assert await row(db, "news:1") is None
 
 
+async def test_a_send_from_before_the_cap_that_has_no_recipient_stops_nobody(db: asyncpg.Pool) -> None:
+    both = ADA | {"recipient": "ada@example.org, bob@example.org"}
+    for n, options in enumerate((both, ADA)):
+        fence = (await claim(db, f"news:{n}", **options))["fence"]
+        await fail(db, f"news:{n}", fence, not_sent=True)
+    await loaded(db, people(3), replace(PLAN, message_class="marketing"))
+    await call(db, "send_enqueue", "news:2", FEED, json.dumps(both | {"campaign": "spring"}))
+    await capped(db, 1)
+    answer = await claim(db, "news:0")
+    assert (answer["outcome"], answer["reason"]) == ("held", "cap_needs_recipient")
+    given = await db.fetch("SELECT send_key FROM send_claim_released($1, 1, '{}')", FEED)
+    assert [one["send_key"] for one in given] == ["news:1"]
+    assert sum([len(await batch(db, 1)) for _ in range(3)]) == 3
+    assert await batch(db, 1) == []
+    assert await states(db) == {"claimed": 3, "pending": 1}
+
+
+async def test_an_enqueued_send_may_be_given_its_recipient_by_the_claim(db: asyncpg.Pool) -> None:
+    await capped(db, 1)
+    await call(db, "send_enqueue", "news:1", FEED, '{"message_class": "marketing"}')
+    assert await ask(db, "news:1") == "claimed"
+    assert (await row(db, "news:1"))["recipient_key"] == "ada@example.org"
+    assert await ask(db, "news:2") == "capped"
+
+
 async def test_a_class_that_the_environment_names_with_hyphens_holds_for_underscores(db: asyncpg.Pool) -> None:
     await keep_caps(db, [Cap("password-reset", 1, DAY, None, "UTC")])
     options = {"message_class": "password_reset", "recipient": "ada@example.org"}
