@@ -27,6 +27,9 @@ EVERY_SECONDS: Final = 0.04
 """Each of the workers claims, and confirms, at most so often: together a hundred times a second."""
 
 TURN_SECONDS: Final = 5.0
+REST_SECONDS: Final = 1.5
+"""So long nothing is pruned before each turn."""
+
 DAY: Final = timedelta(days=1)
 AGES: Final = Ages(rows=30 * DAY, events=60 * DAY, passes=30 * DAY, late_window=7 * DAY)
 
@@ -91,7 +94,7 @@ async def _fill(dsn: str, sends: int) -> None:
 
 
 async def _turns(dsn: str, pool: asyncpg.Pool) -> tuple[Pruned, float, list[float], list[float]]:
-    """Prune in short runs until nothing old is left, and rest as long before each; claims go on all the time.
+    """Prune in short runs until nothing old is left, and rest before each; claims go on all the time.
 
     Returns what was pruned, in how many seconds, and how long claims took without and beside it.
     """
@@ -101,7 +104,7 @@ async def _turns(dsn: str, pool: asyncpg.Pool) -> tuple[Pruned, float, list[floa
     async with asyncpg.create_pool(dsn, min_size=1, max_size=1) as own:
         while not total.ended:
             async with _claims(pool, quiet):
-                await asyncio.sleep(TURN_SECONDS)
+                await asyncio.sleep(REST_SECONDS)
             began = time.monotonic()
             async with _claims(pool, beside):
                 one = await prune(own, AGES, seconds=TURN_SECONDS)
