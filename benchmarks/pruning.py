@@ -26,9 +26,8 @@ WORKERS: Final = 4
 EVERY_SECONDS: Final = 0.04
 """Each of the workers claims, and confirms, at most so often: together a hundred times a second."""
 
-TURN_SECONDS: Final = 5.0
-REST_SECONDS: Final = 1.5
-"""So long nothing is pruned before each turn."""
+ALONE_SECONDS: Final = 60.0
+"""So long claims go on alone, before the prune and once more after it."""
 
 DAY: Final = timedelta(days=1)
 AGES: Final = Ages(rows=30 * DAY, events=60 * DAY, passes=30 * DAY, late_window=7 * DAY)
@@ -78,7 +77,7 @@ async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
     async with asyncpg.create_pool(dsn, min_size=WORKERS, max_size=WORKERS) as pool:
         async with _claims(pool, []):
             await asyncio.sleep(3)  # warm
-        return _figures(*await _turns(dsn, pool))
+        return _figures(*await _pruned(dsn, pool))
 
 
 async def _fill(dsn: str, sends: int) -> None:
@@ -93,26 +92,23 @@ async def _fill(dsn: str, sends: int) -> None:
         await connection.execute("CHECKPOINT")
 
 
-async def _turns(dsn: str, pool: asyncpg.Pool) -> tuple[Pruned, float, list[float], list[float]]:
-    """Prune in short runs until nothing old is left, and rest before each; claims go on all the time.
+async def _pruned(dsn: str, pool: asyncpg.Pool) -> tuple[Pruned, float, list[float], list[float]]:
+    """Prune all that is old under live claims, and let claims go on alone before and after.
 
     Returns what was pruned, in how many seconds, and how long claims took without and beside it.
     """
-    total, seconds = Pruned(), 0.0
-    quiet: list[float] = []
+    alone: list[float] = []
     beside: list[float] = []
     async with asyncpg.create_pool(dsn, min_size=1, max_size=1) as own:
-        while not total.ended:
-            async with _claims(pool, quiet):
-                await asyncio.sleep(REST_SECONDS)
-            began = time.monotonic()
-            async with _claims(pool, beside):
-                one = await prune(own, AGES, seconds=TURN_SECONDS)
-            seconds += time.monotonic() - began
-            total.rows.update(one.rows)
-            total.months += one.months
-            total.ended = one.ended
-    return total, seconds, quiet, beside
+        async with _claims(pool, alone):
+            await asyncio.sleep(ALONE_SECONDS)
+        begun = time.monotonic()
+        async with _claims(pool, beside):
+            done = await prune(own, AGES)
+        seconds = time.monotonic() - begun
+        async with _claims(pool, alone):
+            await asyncio.sleep(ALONE_SECONDS)
+    return done, seconds, alone, beside
 
 
 @asynccontextmanager

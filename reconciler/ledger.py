@@ -262,11 +262,10 @@ async def postpone(connection: Connection, decided: Sequence[Decided], pass_id: 
         # Only a new reason is written down.
         [json.dumps(d.witnesses) if d.verdict.reason != d.held_before else None for d in decided],
     ]
-    judged = [d.judged if d.verdict.reason != d.held_before else None for d in decided]
-    places = {one: n for n, one in enumerate(dict.fromkeys(one for one in judged if one), 1)}
-    shared = [places[one] if one else None for one in judged]
-    inputs = json.dumps([one.stored for one in places])
-    return counted(await connection.fetch(POSTPONE, *columns, shared, inputs, pass_id, who))
+    inputs = [d.inputs if d.verdict.reason != d.held_before else None for d in decided]
+    places = {one: n for n, one in enumerate(dict.fromkeys(one for one in inputs if one), 1)}
+    shared = [places[one] if one else None for one in inputs]
+    return counted(await connection.fetch(POSTPONE, *columns, shared, f"[{','.join(places)}]", pass_id, who))
 
 
 def counted(rows: Sequence[asyncpg.Record]) -> Counter[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Final
 
 from reconciler.histories import Histories
@@ -97,6 +98,8 @@ CROSS JOIN LATERAL (
 Neighbour = tuple[str, float]
 """Wire key and time of a control."""
 
+_when: Final = itemgetter(1)
+
 Sides = tuple[list[Neighbour], list[Neighbour]]
 """Controls before and after the claims of a bucket."""
 
@@ -118,7 +121,7 @@ async def _neighbours(
         before.extend(_of_stratum(histories[of.feed], of, row["keys_before"], row["before"], row["domains_before"]))
         after.extend(_of_stratum(histories[of.feed], of, row["keys_after"], row["after"], row["domains_after"]))
     near = [
-        (_nearest(before, bucket.oldest), _nearest(after, bucket.until))
+        (sorted(before, key=_when, reverse=True)[:MOST], _nearest(after, bucket.until))
         for bucket, (before, after) in zip(own, found, strict=True)
     ]
     await _hear(connection, own, near, histories, now)

@@ -320,17 +320,17 @@ class Assessment(NamedTuple):
         return max(0, ENOUGH - self.counts.n)
 
     def stored(self) -> dict[str, Any]:
-        """Return what a verdict keeps."""
+        """Return what a verdict keeps: four digits count, more would be noise and a third of what is written."""
         seen, near, burst = self.counts, self.recent, self.burst
         return {
             "answer": self.answer.value,
             "reason": self.reason,
-            "risk": self.risk,
-            "m": self.m,
-            "age": self.age,
-            "p0": self.p0,
-            "stress": self.stress,
-            "weight": self.weight,
+            "risk": _short(self.risk),
+            "m": _short(self.m),
+            "age": _short(self.age),
+            "p0": _short(self.p0),
+            "stress": _short(self.stress),
+            "weight": _short(self.weight),
             "ill": self.ill,
             "history": {"n": seen.n, "k": seen.k, "missing": self.missing},
             "ambiguous": {"n": seen.ambiguous_n, "k": seen.ambiguous_k},
@@ -340,10 +340,18 @@ class Assessment(NamedTuple):
                 "after": near.after,
                 "k": near.k,
                 "k_late": near.k_late,
-                "longest": near.longest,
+                "longest": _short(near.longest),
             },
-            "burst": {"crowd": [list(pair) for pair in burst.crowd], "share": burst.share, "excess": self.excess},
+            "burst": {
+                "crowd": [list(pair) for pair in burst.crowd],
+                "share": _short(burst.share),
+                "excess": _short(self.excess),
+            },
         }
+
+
+def _short(figure: float) -> float:
+    return float(f"{figure:.4g}")
 
 
 def assess(

@@ -6,7 +6,6 @@ Times are seconds since 1970 by the database's clock; ages and lags are seconds.
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -14,7 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+import msgspec
 
 from reconciler.history import SMALL, Curve, Stratum, stratum
 from reconciler.policy import Rules, Witness
@@ -277,18 +278,10 @@ class Judged:
         return silent_witness(self.assessment)
 
     @cached_property
-    def stored(self) -> dict[str, Any]:
-        """What a verdict keeps of it.
-
-        Four digits of its own figures count: more would be noise, and a third of what is written.
-        """
-        kept = {**self.assessment.stored(), "max_risk": self.max_risk, "reported": self.reported}
-        return {name: float(f"{v:.4g}") if isinstance(v, float) else v for name, v in kept.items()}
-
-    @cached_property
     def text(self) -> str:
-        """The same as JSON; written once for all claims that share it."""
-        return json.dumps(self.stored)
+        """What a verdict keeps of it, as JSON; written once for all claims that share it."""
+        kept = {**self.assessment.stored(), "max_risk": self.max_risk, "reported": self.reported}
+        return msgspec.json.encode(kept).decode()
 
 
 @dataclass(slots=True)
