@@ -14,10 +14,11 @@ import asyncpg
 import pytest
 from campaign_kit import batch, decide_claimed, loaded, people, states, worker
 from kit import claim
-from loopback_esp import Esp, esp
 from serving import until
 
 from reconciler import campaign
+from reconciler.breakable.esp import Esp, esp
+from reconciler.breakable.fate import Fate, Fates
 
 RECIPIENTS = int(os.environ.get("CAMPAIGN_RECIPIENTS", "3000"))
 KILLS = 5
@@ -57,7 +58,7 @@ async def kill_in_the_middle(dsn: str, provider: Esp) -> None:
 @pytest.mark.timeout(LIMIT * 3)
 async def test_a_campaign_whose_workers_are_killed_writes_to_each_recipient_once(db: asyncpg.Pool, dsn: str) -> None:
     assert (await loaded(db, people(RECIPIENTS))).added == RECIPIENTS
-    async with esp() as provider:
+    async with esp("mailgun") as provider:
         await kill_in_the_middle(dsn, provider)
         left = await states(db)
         assert 0 < left["claimed"] <= KILLS * 100, "what the dead had claimed, and nothing else"
@@ -75,8 +76,8 @@ async def test_a_campaign_whose_workers_are_killed_writes_to_each_recipient_once
 
 async def test_case_063_a_killed_campaign_resumes_with_what_is_pending(db: asyncpg.Pool, dsn: str) -> None:
     await loaded(db, people(1000))
-    async with esp() as provider:
-        provider.silent_after = 424
+    async with esp("mailgun", fates=Fates(hangs=1)) as provider:
+        provider.next_fates.extend([Fate.ANSWERED] * 424)
         async with worker(dsn, provider.url, 100, 13) as process:
             await taken(provider, 437)
 
@@ -88,7 +89,7 @@ async def test_case_063_a_killed_campaign_resumes_with_what_is_pending(db: async
         assert provider.taken.total() == 437
         # Five batches were claimed: of 76 sends nobody knows here whether they were submitted, and 13 of them were.
         assert await states(db) == {"sent": 424, "claimed": 76, "pending": 500}
-        provider.silent_after = None
+        provider.fates = Fates()
 
         for _ in range(2):
             assert await campaign.pause(db, "spring", "", "test")

@@ -15,9 +15,9 @@ import asyncpg
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kit import event, make_older, reconcile, release_by_pass, row
-from loopback_esp import esp
 from sends_kit import KEY, Sender, api
 
+from reconciler.breakable.esp import esp
 from reconciler.duplicates import look_at_events
 from webhooks.database import connect_pool
 
@@ -168,7 +168,7 @@ async def test_case_065_records_that_fail_after_the_submission_are_no_reason_to_
 ) -> None:
     keys = [f"order:{n}" for n in range(50)]
     pool = await connect_pool(dsn, size=4, application="api")
-    async with esp() as provider, api(pool) as sender:
+    async with esp("mailgun") as provider, api(pool) as sender:
         fences = {key: await submit(sender, provider.url, key) for key in keys}
         async with read_only(db):
             for key in keys:

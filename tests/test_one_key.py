@@ -14,9 +14,9 @@ from collections import Counter
 from pathlib import Path
 
 import asyncpg
-from loopback_esp import esp
 from serving import ROOT, serving, write_config
 
+from reconciler.breakable.esp import esp
 from reconciler.tokens import hash_of, new_token
 
 CALLERS = {"python": 334, "sql": 333, "http": 333}
@@ -57,7 +57,7 @@ async def test_a_thousand_callers_of_one_key_submit_it_once_and_are_all_told(
     token = new_token()
     settings = f'[api.tokens.callers]\nhash = ["{hash_of(token)}"]\n'
     async with (
-        esp() as provider,
+        esp("mailgun") as provider,
         serving(write_config(tmp_path, settings), RECONCILER_DATABASE__URL=dsn) as daemon,
         asyncio.timeout(90),
     ):

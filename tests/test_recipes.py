@@ -14,7 +14,8 @@ from textwrap import dedent
 
 import asyncpg
 import pytest
-from loopback_esp import Esp, esp
+
+from reconciler.breakable.esp import Esp, esp
 
 ROOT = Path(__file__).parents[1]
 RECIPES = (ROOT / "docs" / "recipes.md").read_text("utf-8")
@@ -23,7 +24,7 @@ URL_IN_RECIPES = "https://api.mailgun.net/v3/mg.example.com/messages"
 
 @pytest.fixture
 async def provider() -> AsyncIterator[Esp]:
-    async with esp() as running:
+    async with esp("mailgun") as running:
         yield running
 
 

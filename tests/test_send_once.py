@@ -14,9 +14,10 @@ import psycopg
 import pytest
 import requests
 from kit import claim, make_older
-from loopback_esp import Esp, esp
 
 from reconciler import claims, guard, guard_sync
+from reconciler.breakable.esp import Esp, esp
+from reconciler.breakable.fate import Fate
 
 KEY = "order.receipt:1:ada@example.com"
 FEED = "mg"
@@ -27,7 +28,7 @@ Once = Callable[..., Awaitable[guard.Sent]]
 
 @pytest.fixture
 async def provider() -> AsyncIterator[Esp]:
-    async with esp() as running:
+    async with esp("mailgun") as running:
         yield running
 
 
@@ -84,37 +85,37 @@ async def test_a_send_is_submitted_once_and_its_answer_is_kept(db: asyncpg.Pool,
     again = await once()
     wire_key = first.claim.wire_key
     assert (first.outcome, first.taken, first.recorded, first.error) == ("sent", True, True, None)
-    assert first.message_id == f"{wire_key}@mg.example.com"
+    assert first.message_id == provider.messages[0].id
     assert (again.outcome, again.taken, again.message_id) == ("already_sent", True, None)
     assert provider.taken == {wire_key: 1}
     row = await db.fetchrow("SELECT state, provider_message_id, attempt FROM send_log")
-    assert tuple(row) == ("sent", f"{wire_key}@mg.example.com", 1)
+    assert tuple(row) == ("sent", provider.messages[0].id, 1)
 
 
 @pytest.mark.parametrize(
-    ("mode", "outcome", "reason", "left"),
+    ("fate", "outcome", "reason", "left"),
     [
-        ("429", "released", "HTTP 429", "pending"),
-        ("400", "failed", "HTTP 400", "failed"),
-        ("500", "waiting", "HTTP 500", "claimed"),
+        (Fate.BUSY, "released", "HTTP 429", "pending"),
+        (Fate.REFUSED, "failed", "HTTP 400", "failed"),
+        (Fate.LATE_ERROR, "waiting", "HTTP 500", "claimed"),
     ],
 )
 async def test_what_the_provider_answers_decides_what_becomes_of_the_send(
-    db: asyncpg.Pool, once: Once, provider: Esp, mode: str, outcome: str, reason: str, left: str
+    db: asyncpg.Pool, once: Once, provider: Esp, fate: Fate, outcome: str, reason: str, left: str
 ) -> None:
-    provider.mode = mode
+    provider.next_fates.append(fate)
     sent = await once()
     assert (sent.outcome, sent.reason, sent.taken) == (outcome, reason, False)
     assert await state(db) == left
-    assert provider.taken == {}
+    assert provider.taken.total() == fate.taken
 
 
-@pytest.mark.parametrize("mode", ["silent", "reset"])
+@pytest.mark.parametrize("fate", [Fate.HANGS, Fate.RESET])
 async def test_a_call_without_an_answer_stays_claimed_with_its_cause(
-    db: asyncpg.Pool, once: Once, provider: Esp, mode: str
+    db: asyncpg.Pool, once: Once, provider: Esp, fate: Fate
 ) -> None:
-    provider.mode = mode
-    sent = await once(submit_within=0.5 if mode == "silent" else 30)
+    provider.next_fates.append(fate)
+    sent = await once(submit_within=0.5 if fate is Fate.HANGS else 30)
     assert (sent.outcome, sent.taken, sent.recorded) == ("waiting", False, True)
     assert isinstance(sent.error, Exception)
     row = await db.fetchrow("SELECT state, cause FROM send_log")

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import aiohttp
 import asyncpg
-from loopback_esp import esp
 from sender_under_kill import send
 from serving import ROOT, sample, serving, until, write_config
+
+from reconciler.breakable.esp import esp
+from reconciler.breakable.fate import Fates
 
 SETTINGS = """
 [rules]
@@ -49,8 +51,7 @@ async def kill_everywhere(dsn: str, url: str) -> dict[str, int]:
 async def test_a_sender_killed_at_any_step_of_send_once_neither_doubles_nor_loses_a_message(
     db: asyncpg.Pool, dsn: str, tmp_path: Path
 ) -> None:
-    async with esp() as provider:
-        provider.mode = "silent"
+    async with esp("mailgun", fates=Fates(hangs=1)) as provider:
         counted = await kill_everywhere(dsn, provider.url)
         taken_once = dict(provider.taken)
         print(f"{counted['kills']} kills, {len(taken_once)} messages taken")  # noqa: T201 - for who wants to know
@@ -70,7 +71,7 @@ async def test_a_sender_killed_at_any_step_of_send_once_neither_doubles_nor_lose
 
         states = {row["wire_key"]: row["state"] for row in await db.fetch("SELECT wire_key, state FROM send_log")}
         assert {key for key, state in states.items() if state == "sent"} == set(taken_once)
-        provider.mode = "answer"
+        provider.fates = Fates()
         senders = counted["kills"] + counted["alive"]
         async with aiohttp.ClientSession() as session:
             for step in range(1, senders + 1):
