@@ -106,6 +106,14 @@ class EmbeddedPostgres:
         finally:
             self._leave()
 
+    def remove(self) -> bool:
+        """Stop using the server and remove it with its data, unless another program uses it. True if it is gone."""
+        if not self.stop():
+            return False
+        shutil.rmtree(self._socket_dir, ignore_errors=True)
+        shutil.rmtree(self.root, ignore_errors=True)
+        return not self.root.exists()
+
     def _join(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._users is None:

@@ -101,6 +101,18 @@ def test_data_are_kept_and_durable_unless_told_otherwise(root):
         assert _ask(server.dsn(), "SHOW fsync") == "off"
 
 
+def test_it_is_removed_with_all_that_was_made_for_it_once_nobody_else_uses_it(root):
+    server = EmbeddedPostgres(root / ("long-" * 20), fast=True)  # its socket has to be elsewhere
+    server.start()
+    elsewhere = Path(server.dsn().partition("host=")[2].partition("&")[0])
+    other = EmbeddedPostgres(server.root, fast=True)
+    other.start()
+    assert server.remove() is False
+    assert _ask(other.dsn(), "SELECT 7") == 7
+    assert other.remove() is True
+    assert [place.exists() for place in (server.root, elsewhere)] == [False, False]
+
+
 def test_it_listens_on_no_network_and_lets_in_nobody_else(server):
     assert _ask(server.dsn(), "SHOW listen_addresses") == ""
     assert _ask(server.dsn(), "SHOW max_connections") == "100"

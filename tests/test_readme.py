@@ -25,11 +25,12 @@ import aiohttp
 import asyncpg
 import pytest
 from kit import claim, confirm, fail, heard_neighbours, old_claim, policies, reconcile, row
-from loopback_esp import esp
 from serving import serving as running
 from serving import write_config
 
 from reconciler import feeds, guard
+from reconciler.breakable.esp import esp
+from reconciler.breakable.fate import Fate
 from reconciler.migrate import migrate, pending
 from reconciler.settings import Settings, load_settings
 from reconciler.status import read_status
@@ -80,24 +81,24 @@ def snippets(language: str, *words: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "outcome", "state", "again"),
+    ("fate", "outcome", "state", "again"),
     [
-        ("answer", "sent", "sent", "already_sent"),
-        ("400", "failed", "failed", "failed"),
-        ("429", "released", "pending", "released"),
-        ("500", "waiting", "claimed", "in_flight"),
-        ("reset", "waiting", "claimed", "in_flight"),
+        (Fate.ANSWERED, "sent", "sent", "already_sent"),
+        (Fate.REFUSED, "failed", "failed", "failed"),
+        (Fate.BUSY, "released", "pending", "released"),
+        (Fate.LATE_ERROR, "waiting", "claimed", "in_flight"),
+        (Fate.RESET, "waiting", "claimed", "in_flight"),
     ],
 )
 async def test_the_sender_in_python_tells_each_answer_as_what_it_proves(
-    db: asyncpg.Pool, mode: str, outcome: str, state: str, again: str
+    db: asyncpg.Pool, fate: Fate, outcome: str, state: str, again: str
 ) -> None:
     (sender,) = snippets("python", "send_once")
     names: dict[str, Any] = {}
     exec(sender, names)  # noqa: S102 - it is what readers copy
     order = {"id": 1234, "email": "a@example.com", "text": "Thank you."}
-    async with esp() as provider, aiohttp.ClientSession() as session:
-        provider.mode = mode
+    async with esp("mailgun") as provider, aiohttp.ClientSession() as session:
+        provider.next_fates.extend([fate, fate])
         sent = await names["send_receipt"](db, session, provider.url, order)
         assert sent.outcome == outcome
         assert set(provider.taken) <= {wire_key("order.receipt:1234:a@example.com")}
@@ -107,7 +108,7 @@ async def test_the_sender_in_python_tells_each_answer_as_what_it_proves(
             "has": True,
         }
         assert (await names["send_receipt"](db, session, provider.url, order)).outcome == again
-        assert sum(provider.taken.values()) == (mode in {"answer", "reset"})
+        assert provider.taken.total() == fate.taken
 
 
 def http_blocks() -> list[str]:
@@ -147,7 +148,7 @@ async def test_the_sender_as_a_block_submits_once(db: asyncpg.Pool) -> None:
     told: list[str] = []
     names: dict[str, Any] = {"guard": guard, "print": told.append}
     exec("async def run(pool, session, url, key, form):\n" + indent(block, "    "), names)  # noqa: S102 - as above
-    async with esp() as provider, aiohttp.ClientSession() as session:
+    async with esp("mailgun") as provider, aiohttp.ClientSession() as session:
         for _ in range(2):
             await names["run"](db, session, provider.url, "order:1", {"to": "a@example.com"})
         assert (told, sum(provider.taken.values())) == (["sent", "already_sent"], 1)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from reconciler.cli import (
     campaign,
     database,
+    demo,
     endpoints,
     importing,
     inspect,
@@ -27,6 +28,7 @@ from reconciler.cli.root import cli
 __all__ = ["cli"]
 
 for command in (
+    demo.demo,
     serve.serve,
     reconcile.reconcile,
     inspect.status,
