@@ -78,13 +78,14 @@ WITH wished AS (
 )
 SELECT (SELECT count(*) FROM gone) + (SELECT count(*) FROM kept)
 """
-# What another cap refused is asked again: by whoever pulls, and by a campaign.
+# What another cap refused is asked again: by whoever pulls, and by a campaign. In the order of the index over what is
+# capped: in that of the keys the whole log may be walked over. Whoever holds a row is passed over, not waited for.
 LIFT: Final = """
 WITH page AS MATERIALIZED (
     SELECT l.wire_key FROM send_log l
     WHERE l.state = 'pending' AND l.capped_until > clock_timestamp()
       AND coalesce((cap_of(l.message_class)).changed_at > l.updated_at, true)
-    ORDER BY l.wire_key LIMIT 1000 FOR UPDATE SKIP LOCKED
+    ORDER BY l.campaign, l.capped_until LIMIT 1000 FOR UPDATE SKIP LOCKED
 ), lifted AS (
     UPDATE send_log l SET capped_until = NULL, updated_at = clock_timestamp(),
         next_check_at = CASE WHEN l.released_at IS NULL THEN l.next_check_at ELSE clock_timestamp() END

@@ -268,6 +268,10 @@ def no_function(error: Exception) -> GuardError | None:
     return GuardError("the database has no send functions where this connection looks: run reconciler migrate on it")
 
 
+DEADLOCK_PAUSE: Final = 0.1
+"""Seconds before a deadlock is tried again: whoever waited gets the place first, or it would happen once more."""
+
+
 def is_deadlock(error: Exception) -> bool:
     """Say whether claims ran into a deadlock with others' over the places of a frequency cap: nothing was claimed."""
     return getattr(error, "sqlstate", None) == "40P01"

@@ -26,6 +26,7 @@ Settle = Callable[[Connection, Place, str | None, str | None, Live, int, str], A
 """Settles one page of rows by evidence: `(connection, after, feed, wire key, live feeds, pass, who)`."""
 
 
+# CASE, not OR: of what an OR leaves the planner expects too little to walk the index, and would sort all for each page.
 SETTLE_WATCHED: Final = """
 WITH page AS MATERIALIZED (
     SELECT wire_key, next_check_at, state, fence, feed, recipient_key, provider_message_id, known_message_id,
@@ -33,7 +34,9 @@ WITH page AS MATERIALIZED (
     FROM send_log
     WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL
       AND (next_check_at, wire_key) > ($1::timestamptz, $2::text)
-      AND ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4) AND (feed = ANY ($7::text[])) = $8
+      AND CASE WHEN $3::text IS NULL THEN true ELSE feed = $3 END
+      AND CASE WHEN $4::text IS NULL THEN true ELSE wire_key = $4 END
+      AND CASE WHEN feed = ANY ($7::text[]) THEN $8 ELSE NOT $8 END
     ORDER BY next_check_at, wire_key
     LIMIT 5000
 ), heard AS (
@@ -103,7 +106,9 @@ WITH page AS MATERIALIZED (
     SELECT wire_key, failed_at, feed, recipient_key, provider_message_id, known_message_id
     FROM send_log
     WHERE state = 'failed' AND (failed_at, wire_key) > ($1::timestamptz, $2::text)
-      AND ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4) AND (feed = ANY ($7::text[])) = $8
+      AND CASE WHEN $3::text IS NULL THEN true ELSE feed = $3 END
+      AND CASE WHEN $4::text IS NULL THEN true ELSE wire_key = $4 END
+      AND CASE WHEN feed = ANY ($7::text[]) THEN $8 ELSE NOT $8 END
     ORDER BY failed_at, wire_key
     LIMIT 2000
 ), heard AS (

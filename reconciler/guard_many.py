@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from reconciler.claims import (
     CANCELLED_SECONDS,
+    DEADLOCK_PAUSE,
     STORE_SECONDS,
     Claim,
     GuardError,
@@ -72,6 +73,7 @@ async def claim_many(
     except Exception as error:
         if not is_deadlock(error):
             raise
+        await asyncio.sleep(DEADLOCK_PAUSE)
         rows = await executor.fetch(CLAIM, *wanted)
     found = {row["key"]: as_claim(row["key"], row, asked_at, provider) for row in rows}
     claims = [found[key] for key in sends]

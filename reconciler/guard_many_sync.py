@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from reconciler.claims import (
+    DEADLOCK_PAUSE,
     Claim,
     GuardError,
     Outcome,
@@ -46,6 +48,7 @@ def claim_many(
     except Exception as error:
         if not is_deadlock(error):
             raise
+        time.sleep(DEADLOCK_PAUSE)
         found = rows(executor, CLAIM, *wanted)
     by_key = {row["key"]: as_claim(row["key"], row, asked_at, provider) for row in found}
     claims = [by_key[key] for key in sends]

@@ -196,12 +196,13 @@ class Store:
         return now
 
 
-# A record whose send is still undecided, or whose request runs, is what keeps that from being performed again.
+# A record whose send is still undecided, or whose request runs, is what keeps that from being performed again. (A
+# volatile time would use no index: whoever finds nothing would have read all that is kept.)
 DELETE_OLD: Final = """
 WITH gone AS (
-    DELETE FROM idempotency WHERE keep_until < clock_timestamp() AND id IN (
+    DELETE FROM idempotency WHERE keep_until < statement_timestamp() AND id IN (
         SELECT i.id FROM idempotency i LEFT JOIN send_log s ON s.wire_key = i.wire_key
-        WHERE i.keep_until < clock_timestamp() AND s.state IS DISTINCT FROM 'claimed'
+        WHERE i.keep_until < statement_timestamp() AND s.state IS DISTINCT FROM 'claimed'
           AND (i.state <> 'begun' OR i.lease_until < clock_timestamp())
         ORDER BY i.keep_until LIMIT $1)
     RETURNING true

@@ -118,11 +118,13 @@ async def take_due(connection: Connection, due_at: datetime, feed: str | None) -
     return sorted(row["wire_key"] for row in rows)
 
 
+# CASE, not OR: of what an OR leaves the planner expects too little to walk the index, and would sort all for each page.
 WATCHED_KEYS: Final = """
 SELECT wire_key, next_check_at AS at FROM send_log
 WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL
   AND (next_check_at, wire_key) > ($1::timestamptz, $2::text)
-  AND ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4)
+  AND CASE WHEN $3::text IS NULL THEN true ELSE feed = $3 END
+  AND CASE WHEN $4::text IS NULL THEN true ELSE wire_key = $4 END
 ORDER BY next_check_at, wire_key
 LIMIT 1000
 """

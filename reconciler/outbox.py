@@ -193,12 +193,13 @@ WHERE o.wire_key = u.wire_key AND o.id = u.id AND o.delivered_at IS NULL AND o.c
 """
 
 
-# Of each key only the first that is open, and none while an older one, though cancelled, is still under way.
+# Of each key only the first that is open, and none while an older one, though cancelled, is still under way. (A
+# volatile time would use no index: while the application is away, all that waits would be read each time.)
 LEASE_DUE: Final = """
 WITH due AS MATERIALIZED (
     SELECT o.wire_key, o.id FROM release_outbox o
     WHERE o.delivered_at IS NULL AND o.cancelled_at IS NULL AND o.dead_at IS NULL
-      AND o.next_try_at <= clock_timestamp() AND (o.leased_until IS NULL OR o.leased_until <= clock_timestamp())
+      AND o.next_try_at <= statement_timestamp() AND (o.leased_until IS NULL OR o.leased_until <= clock_timestamp())
       AND NOT EXISTS (
           SELECT FROM release_outbox e WHERE e.wire_key = o.wire_key AND e.id < o.id
              AND (num_nonnulls(e.delivered_at, e.cancelled_at, e.dead_at) = 0 OR e.leased_until > clock_timestamp()))
@@ -245,14 +246,14 @@ WHERE wire_key = $1 AND id = $2 AND leased_until = $3 AND delivered_at IS NULL
 RETURNING dead_at IS NOT NULL
 """
 
-# Those given up are kept until somebody had the time to see them.
+# Those given up are kept until somebody had the time to see them. (A volatile time would use no index.)
 CLEAN: Final = """
 DELETE FROM release_outbox WHERE (wire_key, id) IN (
     (SELECT wire_key, id FROM release_outbox
-     WHERE coalesce(delivered_at, cancelled_at) < clock_timestamp() - interval '7 days' LIMIT 1000)
+     WHERE coalesce(delivered_at, cancelled_at) < statement_timestamp() - interval '7 days' LIMIT 1000)
     UNION ALL
     (SELECT wire_key, id FROM release_outbox
-     WHERE dead_at < clock_timestamp() - interval '30 days' AND delivered_at IS NULL AND cancelled_at IS NULL
+     WHERE dead_at < statement_timestamp() - interval '30 days' AND delivered_at IS NULL AND cancelled_at IS NULL
      LIMIT 1000))
 """
 
@@ -276,13 +277,18 @@ class OutboxStatus:
     """Of the newest of those that failed."""
 
 
+# What waits has one index, what was given up another: all that was delivered is not read.
 STATUS: Final = """
 SELECT count(*) FILTER (WHERE o.dead_at IS NULL) AS waiting,
        min(o.tried_since) FILTER (WHERE o.dead_at IS NULL) AS oldest,
        count(*) FILTER (WHERE o.dead_at IS NOT NULL) AS dead,
        (array_agg(o.last_error ORDER BY o.id DESC) FILTER (WHERE o.last_error IS NOT NULL))[1] AS last_error
-FROM release_outbox o LEFT JOIN send_log s ON s.wire_key = o.wire_key
-WHERE o.delivered_at IS NULL AND o.cancelled_at IS NULL AND ($1::text IS NULL OR s.feed = $1)
+FROM (
+    SELECT * FROM release_outbox WHERE delivered_at IS NULL AND cancelled_at IS NULL AND dead_at IS NULL
+    UNION ALL
+    SELECT * FROM release_outbox WHERE delivered_at IS NULL AND cancelled_at IS NULL AND dead_at IS NOT NULL
+) AS o LEFT JOIN send_log s ON s.wire_key = o.wire_key
+WHERE $1::text IS NULL OR s.feed = $1
 """
 
 
@@ -295,8 +301,11 @@ async def read_outbox(connection: Connection, feed: str | None) -> OutboxStatus:
 
 UNDELIVERED: Final = """
 SELECT o.wire_key, s.send_key, s.feed, o.what, o.created_at, o.tries, o.next_try_at, o.dead_at, o.last_error
-FROM release_outbox o LEFT JOIN send_log s ON s.wire_key = o.wire_key
-WHERE o.delivered_at IS NULL AND o.cancelled_at IS NULL
+FROM (
+    SELECT * FROM release_outbox WHERE delivered_at IS NULL AND cancelled_at IS NULL AND dead_at IS NULL
+    UNION ALL
+    SELECT * FROM release_outbox WHERE delivered_at IS NULL AND cancelled_at IS NULL AND dead_at IS NOT NULL
+) AS o LEFT JOIN send_log s ON s.wire_key = o.wire_key
 ORDER BY o.dead_at NULLS LAST, o.id
 LIMIT $1
 """

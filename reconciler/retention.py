@@ -246,13 +246,18 @@ SELECT (SELECT count(*) FROM sends) AS send_log, (SELECT count(*) FROM verdicts)
        (SELECT count(*) FROM shadow_verdicts) AS shadow_verdict, (SELECT count(*) FROM look_ups) AS look_up
 """
 
-# What a campaign left when it was cancelled: never given out, nothing heard of it, and every claim of it is refused.
+# What a campaign left when it was cancelled: never given out, nothing heard of it, and every claim of it is refused. Of
+# each campaign the first: all of them in one order would be read, and looked for in the events, for each batch.
 DELETE_CANCELLED: Final = """
 WITH page AS MATERIALIZED (
-    SELECT l.wire_key FROM campaign c JOIN send_log l ON l.campaign = c.name AND l.state = 'pending'
-    WHERE c.state = 'cancelled' AND c.updated_at < $1 AND l.attempt = 0 AND l.next_check_at IS NULL
-      AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = l.wire_key)
-    ORDER BY l.wire_key LIMIT $2 FOR UPDATE OF l SKIP LOCKED
+    SELECT l.wire_key FROM campaign c
+    CROSS JOIN LATERAL (
+        SELECT l.wire_key FROM send_log l
+        WHERE l.campaign = c.name AND l.state = 'pending' AND l.attempt = 0 AND l.next_check_at IS NULL
+          AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = l.wire_key OFFSET 0)
+        ORDER BY l.wire_key LIMIT $2 FOR UPDATE SKIP LOCKED
+    ) AS l
+    WHERE c.state = 'cancelled' AND c.updated_at < $1 LIMIT $2
 ), gone AS (
     DELETE FROM send_log l USING page p
     WHERE l.wire_key = p.wire_key AND l.state = 'pending' AND l.attempt = 0 AND l.next_check_at IS NULL
@@ -260,14 +265,14 @@ WITH page AS MATERIALIZED (
 )
 SELECT count(*) FROM gone
 """
-# What was capped and then never asked for again.
+# What was capped and then never asked for again, in the order of the index over what is capped.
 DELETE_CAPPED: Final = """
 WITH page AS MATERIALIZED (
     SELECT l.wire_key FROM send_log l
     WHERE l.state = 'pending' AND l.capped_until < $1 AND l.campaign IS NULL AND l.attempt = 0
       AND l.next_check_at IS NULL
-      AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = l.wire_key)
-    ORDER BY l.wire_key LIMIT $2 FOR UPDATE SKIP LOCKED
+      AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = l.wire_key OFFSET 0)
+    ORDER BY l.capped_until LIMIT $2 FOR UPDATE SKIP LOCKED
 ), gone AS (
     DELETE FROM send_log l USING page p
     WHERE l.wire_key = p.wire_key AND l.state = 'pending' AND l.attempt = 0 AND l.capped_until < $1
