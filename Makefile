@@ -2,7 +2,7 @@
 BIN ?= .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help lint types imports test check bench calibration campaign-proof laws-proof mutants lock build
+.PHONY: help lint types imports test proofs check bench calibration simulation chaos campaign-proof laws-proof mutants lock build
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,7 +24,10 @@ imports: $(BIN)/python ## Check that no module imports what lies above it
 test: $(BIN)/python ## Run the tests
 	$(BIN)/pytest
 
-check: lint types imports test ## All of the above
+proofs: $(BIN)/python ## Run the tests that take minutes: kills, faults, whole runs
+	$(BIN)/pytest -m proof
+
+check: lint types imports test ## Style, types, imports, tests
 
 bench: $(BIN)/python ## Measure the receiver and the pass (minutes; not part of check)
 	$(BIN)/python -m benchmarks
@@ -32,8 +35,14 @@ bench: $(BIN)/python ## Measure the receiver and the pass (minutes; not part of 
 calibration: $(BIN)/python ## Judge what releases state in invented worlds (half an hour; not part of check)
 	$(BIN)/python -m tests.calibration
 
+simulation: $(BIN)/python ## Live through a million sends with faults of every kind (40 minutes; not part of check)
+	$(BIN)/python -m tests.simulation --sends 1000000 --seed 1
+
+chaos: $(BIN)/python ## Kill, cut, fill and lock everything under load (eight minutes a seed; not part of check)
+	$(BIN)/python -m tests.chaos --seed 1
+
 campaign-proof: $(BIN)/python ## Send 200,000 messages with workers that are killed (half an hour; not part of check)
-	CAMPAIGN_RECIPIENTS=200000 $(BIN)/pytest -q -s --timeout=0 tests/test_campaign_kill.py
+	CAMPAIGN_RECIPIENTS=200000 $(BIN)/pytest -q -s -m proof --timeout=0 tests/test_campaign_kill.py
 
 laws-proof: $(BIN)/python ## Try the laws in 1,000 invented orders of things (ten minutes; not part of check)
 	STATE_MACHINE_EXAMPLES=1000 $(BIN)/pytest -q --timeout=0 tests/test_state_machine.py

@@ -20,6 +20,8 @@ from reconciler import campaign
 from reconciler.breakable.esp import Esp, esp
 from reconciler.breakable.fate import Fate, Fates
 
+pytestmark = pytest.mark.proof
+
 RECIPIENTS = int(os.environ.get("CAMPAIGN_RECIPIENTS", "3000"))
 KILLS = 5
 WORKERS = 3

@@ -30,6 +30,8 @@ from serving import LIMIT, Server, sample, start, until, write_config
 from reconciler.postgres import EmbeddedPostgres
 from webhooks.provider import Delivery
 
+pytestmark = pytest.mark.proof
+
 RECEIVER_KILLS = 14
 POSTGRES_KILLS = 8
 CONNECTIONS = 12

@@ -30,6 +30,8 @@ from reconciler.demo.summary import document, parts
 from reconciler.settings_tables import RuleSettings
 from reconciler.why import Entry, Story
 
+pytestmark = pytest.mark.proof
+
 FEW = 150
 DEMO = (sys.executable, "-m", "reconciler", "demo")
 

@@ -14,10 +14,13 @@ from collections import Counter
 from pathlib import Path
 
 import asyncpg
+import pytest
 from serving import ROOT, serving, write_config
 
 from reconciler.breakable.esp import esp
 from reconciler.tokens import hash_of, new_token
+
+pytestmark = pytest.mark.proof
 
 CALLERS = {"python": 334, "sql": 333, "http": 333}
 KEY = "order.receipt:1:ada@example.com"

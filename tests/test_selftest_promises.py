@@ -22,6 +22,8 @@ from reconciler.trial.promise import Count, NotTried, Promise
 from reconciler.trial.run import PROMISES, try_promises
 from reconciler.trial.scratch import COMMENT, PREFIX, scratch_schema
 
+pytestmark = pytest.mark.proof
+
 SCHEMAS = "SELECT array_agg(nspname::text ORDER BY 1) FROM pg_namespace WHERE nspname NOT LIKE 'pg_%'"
 WITH_PREFIX = "SELECT count(*) FROM pg_namespace WHERE starts_with(nspname::text, $1)"
 WORKERS = """

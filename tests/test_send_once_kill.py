@@ -15,11 +15,14 @@ from pathlib import Path
 
 import aiohttp
 import asyncpg
+import pytest
 from sender_under_kill import send
 from serving import ROOT, sample, serving, until, write_config
 
 from reconciler.breakable.esp import esp
 from reconciler.breakable.fate import Fates
+
+pytestmark = pytest.mark.proof
 
 SETTINGS = """
 [rules]

@@ -43,7 +43,7 @@ IMPORTED_ONCE: Final = (
 """What most tests import of others: done once, before each run is forked off, it saves half of the time."""
 
 OPTIONS: Final = (
-    *("-q", "-n0", "-p", "no:cacheprovider", "--timeout=0", "--tb=line"),
+    *("-q", "-n0", "-p", "no:cacheprovider", "--timeout=0", "--tb=line", "-m", ""),
     *("-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"),
 )
 FROM_ELSEWHERE: Final = 90
