@@ -9,7 +9,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -20,24 +20,28 @@ import structlog
 from aiohttp import web
 
 from reconciler import composition, metrics
-from reconciler.caps import CAPS_SECONDS, caps_of, keeping_caps
-from reconciler.endpoints import check_daily
+from reconciler.caps import CAPS_SECONDS
 from reconciler.errors import DatabaseUnavailable, UserError
+from reconciler.figures import FIGURES_SECONDS
 from reconciler.health import Health
 from reconciler.idempotency import Store, delete_old
-from reconciler.outbox import OUTBOX_SECONDS, telling
+from reconciler.outbox import OUTBOX_SECONDS
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.process import listen_http, stop_on_signals, until_open
 from reconciler.reconcile import Policies, run_pass
+from reconciler.reload import reload_on
 from reconciler.restore import Heart
-from reconciler.retention import PRUNE_SECONDS, pruning
+from reconciler.retention import PRUNE_SECONDS
 from reconciler.scheduler import Clock, Worker, finish, listen, reason_of
-from reconciler.sends_http import API_LOCK_SECONDS, add_api
+from reconciler.sends_http import API_LOCK_SECONDS, add_api, callers
 from reconciler.sends_routes import API_CONNECTIONS
 from reconciler.settings import Settings
-from reconciler.watch import WATCH_SECONDS, watch
+from reconciler.tokens import Tokens
+from reconciler.ui.application import add_ui
+from reconciler.ui.data import UI_CONNECTIONS, Data
+from reconciler.watch import WATCH_SECONDS
+from reconciler.works import Works, by_settings, close_archive, tell_pass, upload
 from webhooks.archive import Archive
-from webhooks.asking import ApiError
 from webhooks.counters import Counters
 from webhooks.database import ACQUIRE_SECONDS, BoundedPool
 from webhooks.fetch import open_fetch
@@ -55,7 +59,6 @@ RETRY_SECONDS: Final = 3.0
 """How long after a database that could not be used at start it is tried again."""
 CHECK_SECONDS: Final = 2.0
 FLUSH_SECONDS: Final = 5.0
-FIGURES_SECONDS: Final = 15.0
 ARCHIVE_SECONDS: Final = 1.0
 ENDPOINTS_SECONDS: Final = 3600.0
 """How often it is asked whether a feed's webhook was looked at within a day."""
@@ -80,21 +83,26 @@ def calm_collector() -> None:
     gc.set_threshold(50_000)
 
 
-async def serve(settings: Settings, only: Only = None) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP, then end what was begun and return; a second signal exits at once.
+async def serve(settings: Settings, only: Only = None, read: Callable[[], Settings] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then end what was begun and return; a second signal exits at once.
 
-    `only` leaves out the other half. Raises UserError where a person must help: port in use, account or database name
-    refused, old schema. A database that is away is waited for.
+    `only` leaves out the other half. `read` gives the settings anew at a SIGHUP, which ends it without. Raises
+    UserError where a person must help: port in use, account or database name refused, old schema. A database that is
+    away is waited for.
     """
     daemon = Daemon(settings, only)
     async with AsyncExitStack() as stack:  # left from the end: the last thing entered is the first to stop
-        stop = stop_on_signals(stack)
+        hung_up = asyncio.Event() if read else None
+        stop = stop_on_signals(stack, hung_up)
         stack.push_async_callback(daemon.close)
         fetch = await stack.enter_async_context(open_fetch())
         runner = make_runner(daemon.app(fetch), DRAIN_SECONDS)
         stack.push_async_callback(runner.cleanup)
         urls = await listen_http(runner, settings)
         stack.callback(daemon.drain)
+        if read and hung_up:
+            reloading = asyncio.create_task(reload_on(hung_up, read, settings, daemon.take), name="reload")
+            stack.callback(reloading.cancel)
         calm_collector()
         await until_open(stop, daemon.open(partial(_tell_feeds, settings, only, urls)))
         await stop.wait()
@@ -118,7 +126,11 @@ class Daemon:
         self._heart = Heart(settings.database.data_dir, self._who)
         self._clock = Clock()
         self._api = Store(retention=settings.api.idempotency_retention)  # its pool comes once the database was reached
+        self._tokens: Tokens | None = None
+        self._providers = composition.providers(settings)
+        self._ui: Data | None = None
         self._workers: list[Worker] = []
+        self._works: Callable[[Settings], Works] = lambda _: {}
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: asyncio.Task[None] | None = None
         self._flush: Worker | None = None
@@ -140,7 +152,8 @@ class Daemon:
             self._receiver = app[RECEIVER]
             self._queues = [self._queue(feed, intake) for feed in feeds.values() if feed.queue_url]
         if self._reconciles:  # it works on sends, which a mere receiver doesn't touch
-            add_api(app, self._settings.api, composition.providers(self._settings), self._api)
+            self._tokens = add_api(app, self._settings.api, self._providers, self._api)
+            self._ui = add_ui(app, self._settings)
         return app
 
     def _queue(self, feed: Feed, intake: Intake) -> QueueReader:
@@ -158,6 +171,28 @@ class Daemon:
         except OSError as error:
             raise UserError(f"archive.spool can't be used ({error.strerror}): set it to a folder of ours") from None
         return self._archive.add
+
+    def take(self, settings: Settings) -> None:
+        """Go on with other settings, of which `reload.merge` left out what a restart is needed for.
+
+        All at once: nothing waits in between, and what can fail comes first.
+        """
+        feeds, providers, works = composition.feeds(settings), composition.providers(settings), self._works(settings)
+        self._settings = settings
+        for worker in self._workers:
+            if worker.name in works:
+                worker.change(works[worker.name])
+        if self._receiver is not None:
+            self._receiver.replace(feeds)
+            self.health.watch(settings.feeds)
+        for queue in self._queues:
+            queue.replace(feeds[queue.feed])
+        self._providers.clear()
+        self._providers.update(providers)
+        if self._tokens is not None:
+            self._tokens.replace(callers(settings.api))
+        if self._ui is not None:
+            self._ui.take(settings)
 
     def drain(self) -> None:
         """Take no new deliveries, and tell probes so."""
@@ -206,6 +241,8 @@ class Daemon:
             self._begin_receiving(receivers)
         if self._reconciles and self._settings.api.tokens:
             self._api.pool = await self._pool(stack, database.dsn, API_CONNECTIONS, "reconciler api", API_LOCK_SECONDS)
+        if self._ui is not None:
+            self._ui.pool = await self._pool(stack, database.dsn, UI_CONNECTIONS, "reconciler ui", API_LOCK_SECONDS)
         self._begin(pool, database)
 
     async def _pool(
@@ -225,21 +262,21 @@ class Daemon:
 
     def _begin(self, pool: BoundedPool, database: composition.Database) -> None:
         self._worker("check", partial(self._check, pool, database.embedded), "database_unavailable", CHECK_SECONDS)
-        self._worker("figures", partial(self._read_figures, pool), "figures_not_read", FIGURES_SECONDS)
+        note_feeds = self.health.note_feeds if self._receives else None
+        passing = self._passes if self._reconciles else None
+        self._works = partial(by_settings, pool=pool, who=self._who, passes=passing, note_feeds=note_feeds)
+        works = self._works(self._settings)
+        self._worker("figures", works["figures"], "figures_not_read", FIGURES_SECONDS)
         if self._reconciles:
             self._worker("heartbeat", partial(self._heart.beat, pool), "heartbeat_failed", CHECK_SECONDS)
             every = self._settings.reconcile.every.total_seconds()
-            policies = composition.policies(self._settings)
-            passes = self._worker("pass", self._passes(pool, policies), "pass_failed", every, PASS_PAUSE)
-            endpoints = partial(check_daily, pool, composition.feeds(self._settings), self._settings.webhook_url)
-            self._worker("endpoints", endpoints, "endpoints_not_checked", ENDPOINTS_SECONDS)
-            watching = watch(pool, self._settings, policies.late_window, self._who)
-            self._worker("watch", watching, "watch_failed", WATCH_SECONDS)
+            passes = self._worker("pass", works["pass"], "pass_failed", every, PASS_PAUSE)
+            self._worker("endpoints", works["endpoints"], "endpoints_not_checked", ENDPOINTS_SECONDS)
+            self._worker("watch", works["watch"], "watch_failed", WATCH_SECONDS)
             self._worker("idempotency", partial(delete_old, pool), "idempotency_not_deleted", IDEMPOTENCY_SECONDS)
-            self._worker("outbox", telling(pool, self._settings.outbox), "outbox_failed", OUTBOX_SECONDS)
-            self._worker("caps", keeping_caps(pool, caps_of(self._settings)), "caps_not_kept", CAPS_SECONDS)
-            prunes = pruning(pool, self._settings.retention, policies.late_window)
-            self._worker("prune", prunes, "prune_failed", PRUNE_SECONDS)
+            self._worker("outbox", works["outbox"], "outbox_failed", OUTBOX_SECONDS)
+            self._worker("caps", works["caps"], "caps_not_kept", CAPS_SECONDS)
+            self._worker("prune", works["prune"], "prune_failed", PRUNE_SECONDS)
             dsn = self._settings.database.direct_url or database.dsn
             self._listener = asyncio.create_task(listen(dsn, passes), name="listener")
         self._clock.start()
@@ -268,7 +305,7 @@ class Daemon:
             if self._flush is not None:
                 await self._flush.attempt()
             if self._archive is not None:
-                await _close_archive(self._archive)
+                await close_archive(self._archive)
 
     def _passes(self, pool: BoundedPool, policies: Policies) -> Callable[[], Awaitable[None]]:
         looked_at_failed = -math.inf
@@ -282,15 +319,9 @@ class Daemon:
             if look_at_failed:
                 looked_at_failed = began
             metrics.note_pass(report.counts, time.monotonic() - began)
-            await _tell_pass(pool, self._who, report.counts)
+            await tell_pass(pool, self._who, report.counts)
 
         return one_pass
-
-    async def _read_figures(self, pool: BoundedPool) -> None:
-        if self._receives:
-            self.health.note_feeds(await metrics.read_feeds(pool))
-        if self._reconciles:
-            await metrics.read_undecided(pool)
 
     async def _check(self, pool: BoundedPool, embedded: EmbeddedPostgres | None) -> None:
         """Ask the database whether it answers; an embedded one that was killed is started again."""
@@ -306,11 +337,12 @@ class Daemon:
 
     async def _ask(self, pool: BoundedPool) -> None:
         try:
-            if self._receives:
-                await self._inbox.check()
-            else:
-                async with asyncio.timeout(ACQUIRE_SECONDS):
-                    await pool.execute(ASK)
+            with metrics.DATABASE_SECONDS.time():
+                if self._receives:
+                    await self._inbox.check()
+                else:
+                    async with asyncio.timeout(ACQUIRE_SECONDS):
+                        await pool.execute(ASK)
         except InboxBusy as error:  # the receiver logs it; here it only turns requests away
             self.health.note_check(str(error))
         else:
@@ -329,55 +361,11 @@ class Daemon:
         if self._archive is not None:
             every = self._settings.archive.every.total_seconds()
             self._worker("archive", self._archive.write, "archive_not_written", ARCHIVE_SECONDS)
-            upload = partial(_upload, self._archive, pool)
-            self._worker("archive upload", upload, "archive_not_uploaded", every)
-
-
-# The partial index over undecided rows answers it.
-NEWLY_HELD: Final = """
-SELECT 'held:' || held_reason AS verdict, count(*) AS n FROM send_log
-WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL
-  AND held_since >= (SELECT started_at FROM pass WHERE who = $1 ORDER BY started_at DESC LIMIT 1)
-GROUP BY held_reason
-"""
-
-
-async def _tell_pass(pool: BoundedPool, who: str, counts: Mapping[str, int]) -> None:
-    """Log what a pass moved and what is held since it; a pass after which all waits as before says nothing."""
-    done = {name: n for name, n in sorted(counts.items()) if n and name.startswith(("sent:", "failed:", "released:"))}
-    if any(n and name.startswith("held:") for name, n in counts.items()):
-        done |= {row["verdict"]: row["n"] for row in await pool.fetch(NEWLY_HELD, who)}
-    if done:
-        _log.info("pass_done", counts=done)
-
-
-NOTE_FINDING: Final = """
-INSERT INTO finding (code, host, text) VALUES ('archive', $1, $2)
-ON CONFLICT (code, host) DO UPDATE SET text = $2, seen_at = clock_timestamp()
-"""
-FORGET_FINDING: Final = "DELETE FROM finding WHERE code = 'archive' AND host = $1"
-
-
-async def _upload(archive: Archive, pool: BoundedPool) -> None:
-    """Carry the archive to S3, and let `status` know where that fails."""
-    host = socket.gethostname()
-    try:
-        await archive.upload()
-    except ApiError as error:
-        await pool.execute(NOTE_FINDING, host, f"{archive.waiting_bytes() // 1_000_000} MB wait for S3: {error}")
-        raise
-    await pool.execute(FORGET_FINDING, host)
+            self._worker("archive upload", partial(upload, self._archive, pool), "archive_not_uploaded", every)
 
 
 MAKE_PARTITIONS: Final = "SELECT provider_event_make_partitions()"
 ASK: Final = "SELECT 1"
-
-
-async def _close_archive(archive: Archive) -> None:
-    try:
-        await archive.close()
-    except OSError as error:
-        _log.warning("archive_not_written", reason=error.strerror)
 
 
 def _may_pass(cause: BaseException | None, *, embedded: bool) -> bool:

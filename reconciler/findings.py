@@ -225,7 +225,7 @@ COVERAGE_OF: Final = 20
 def _judge_outlook(outlook: Outlook, settings: Settings) -> Iterator[Finding]:
     grace = settings.rules_for(outlook.feed, outlook.message_class).grace
     of_class = f"answered sends of class {outlook.message_class}"
-    if outlook.no_echo and outlook.controls >= COVERAGE_OF:
+    if outlook.deaf:
         yield Finding(
             "no_echo",
             f"none of the {of_class} was ever heard of, so that none of its silent sends is released",

@@ -35,6 +35,10 @@ class Health:
         self._figures: Mapping[str, FeedFigures] = {}
         self._alarmed: set[str] = set()
 
+    def watch(self, feeds: Collection[str]) -> None:
+        """Tell of these feeds from now on."""
+        self._feeds = feeds
+
     def note_check(self, problem: str | None) -> None:
         """Keep the outcome of a check: None, or why nothing could be stored."""
         self._problem, self._checked_at = problem, self._seconds()

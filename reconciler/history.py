@@ -213,6 +213,10 @@ class Curve:
             len(pairs) - len(healthy),
         )
 
+    def heard_after(self, share: float) -> float | None:
+        """Return the age at which all controls but this share are heard of; None: more are missed at every age."""
+        return _age_of_share(self.controls, share)
+
     def at(self, age: float) -> Counts:
         """Return what history says of an age."""
         return Counts(*self.controls.at(age), *self.ambiguous.at(age))

@@ -42,6 +42,10 @@ EventDict = MutableMapping[str, Any]
 class _OurHandler(logging.StreamHandler[TextIO]):
     """The handler that `configure` replaces when it is called again; those of others stay."""
 
+    def __init__(self, stream: TextIO, redact: Redactor) -> None:
+        super().__init__(stream)
+        self.redact = redact
+
 
 def configure(log_format: str, level: str, stream: TextIO, secrets: Iterable[str] = ()) -> None:
     """Send every log line of this process to a stream.
@@ -52,8 +56,8 @@ def configure(log_format: str, level: str, stream: TextIO, secrets: Iterable[str
     pretty = log_format == "console" or (log_format == "auto" and stream.isatty())
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not lose lines
-    handler = _OurHandler(stream)
-    handler.setFormatter(_formatter(stream, Redactor(secrets), pretty=pretty))
+    handler = _OurHandler(stream, Redactor(secrets))
+    handler.setFormatter(_formatter(stream, handler.redact, pretty=pretty))
     root = logging.getLogger()
     for old in [old for old in root.handlers if isinstance(old, _OurHandler)]:
         root.removeHandler(old)
@@ -74,6 +78,13 @@ def configure(log_format: str, level: str, stream: TextIO, secrets: Iterable[str
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.make_filtering_bound_logger(root.level),
     )
+
+
+def hide(secrets: Iterable[str]) -> None:
+    """Blot out further texts from now on, beside those that `configure` was given."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _OurHandler):
+            handler.redact.add(secrets)
 
 
 def _shared() -> list[structlog.typing.Processor]:
@@ -106,7 +117,14 @@ class Redactor:
     """A structlog processor that blots out addresses and secrets in every value, however deep. It never raises."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = sorted(filter(None, secrets), key=len, reverse=True)
+        self._secrets: set[str] = set()
+        self._known: re.Pattern[str] | None = None
+        self.add(secrets)
+
+    def add(self, secrets: Iterable[str]) -> None:
+        """Blot out these, too."""
+        self._secrets.update(filter(None, secrets))
+        known = sorted(self._secrets, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 
     def __call__(self, _logger: object, _method: str, event: EventDict) -> EventDict:

@@ -150,6 +150,20 @@ async def _connection(dsn: str) -> AsyncIterator[asyncpg.Connection]:
         await connection.close(timeout=10)
 
 
+@asynccontextmanager
+async def in_transaction(dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    """Give a connection to a migrated database in one transaction that looks for names in its first schema only.
+
+    Raises MigrationError for what the database refuses, and where there is no schema yet, and DatabaseUnavailable.
+    """
+    async with _connection(dsn) as connection, connection.transaction():
+        await _require_schema(connection)
+        if not await _table_exists(connection):
+            raise MigrationError("the database has no schema yet: run reconciler migrate")
+        await connection.execute(PREPARE, True, int(LOCK_TIMEOUT * 1000), int(STATEMENT_TIMEOUT * 1000))
+        yield connection
+
+
 CURRENT_SCHEMA: Final = "SELECT current_schema()"
 
 

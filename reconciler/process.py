@@ -31,12 +31,19 @@ async def until_open(stop: asyncio.Event, opening: Coroutine[Any, Any, None]) ->
         await asyncio.gather(opened, stopped, return_exceptions=True)
 
 
-def stop_on_signals(stack: AsyncExitStack) -> asyncio.Event:
-    """Return what the first signal sets. The handlers are Python's own: they run while something blocks the loop."""
+def stop_on_signals(stack: AsyncExitStack, hung_up: asyncio.Event | None = None) -> asyncio.Event:
+    """Return what the first signal sets. The handlers are Python's own: they run while something blocks the loop.
+
+    A hang-up sets `hung_up` instead, where there is one, unless it says that our terminal was closed.
+    """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     signals: list[int] = []
+    had_terminal = _has_terminal()
 
     def heard(number: int, _frame: object) -> None:
+        if number == signal.SIGHUP and hung_up and (_has_terminal() or not had_terminal):
+            loop.call_soon_threadsafe(hung_up.set)
+            return
         signals.append(number)
         if len(signals) > 1:
             os._exit(128 + number)
@@ -46,6 +53,14 @@ def stop_on_signals(stack: AsyncExitStack) -> asyncio.Event:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
             stack.callback(signal.signal, number, signal.signal(number, heard))
     return stop
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 async def listen_http(runner: web.AppRunner, settings: Settings) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Final
 from reconciler.feeds import lock_feeds
 from reconciler.ledger import Connection, Decided, counted
 from reconciler.limits import Allowance, Limit, Usage, allowance, held_instead
+from reconciler.metrics import EXPECTED_DUPLICATES
 
 RELEASE: Final = """
 WITH v AS (
@@ -39,7 +40,7 @@ WITH v AS (
            claimed_at, submit_by, provider_message_id
     FROM moved
 )
-SELECT basis AS reason, count(*) AS n FROM moved GROUP BY basis
+SELECT basis AS reason, count(*) AS n, coalesce(sum(risk), 0)::float8 AS risk FROM moved GROUP BY basis
 """
 
 MEET_WHOEVER_PAUSES: Final = "SELECT FROM feed_state WHERE feed = '*' FOR KEY SHARE"
@@ -87,6 +88,8 @@ async def release(
             [d.may_failover for d in now],
         ]
         rows = await connection.fetch(RELEASE, *columns, decided_at, pass_id, who)
+    for row in rows:
+        EXPECTED_DUPLICATES.labels(row["reason"]).inc(row["risk"])
     return Released(counted(rows), refused)
 
 

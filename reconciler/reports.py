@@ -167,7 +167,8 @@ async def read_vanished(connection: Connection, settings: Settings) -> None:
     until = old_enough(settings, settings.feeds, now)
     metrics.VANISHED.clear()
     metrics.VANISHED_OF.clear()
-    for group in await vanished_sends(connection, until, now - VANISHED_SINCE):
+    found = await vanished_sends(connection, until, now - VANISHED_SINCE)
+    for group in metrics.largest(found, lambda group: group.sends):
         metrics.VANISHED.labels(group.feed, group.message_class).set(group.vanished)
         metrics.VANISHED_OF.labels(group.feed, group.message_class).set(group.sends)
 

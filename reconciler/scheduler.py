@@ -44,6 +44,10 @@ class Worker:
         self._stopping = asyncio.Event()
         self._last_reason = ""
 
+    def change(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do other work from the next time on."""
+        self._work = work
+
     def wish(self, *_: object) -> None:
         """Ask for the work to be done, now or once the work under way has ended."""
         self._wished.set()

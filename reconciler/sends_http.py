@@ -9,7 +9,7 @@ performed, or repeating it is safe), the route.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Final, NamedTuple
@@ -40,6 +40,7 @@ LARGE_AT_ONCE: Final = 16
 DOCUMENT: Final = "/v1/openapi.json"
 SEND: Final = frozenset[Scope]({"send"})
 OPERATE: Final = frozenset[Scope]({"operate"})
+READ: Final = frozenset[Scope]({"read"})
 _TELLING: Final = frozenset({400, 401, 403, 408, 413, 415, 422})
 """Refusals that hint at a wrong set-up of the caller: they are logged, as failures are."""
 
@@ -55,29 +56,33 @@ class Route(NamedTuple):
     handler: Handler
 
 
-def add_api(app: web.Application, settings: ApiSettings, feeds: Mapping[str, Provider], store: Store) -> None:
-    """Serve `/v1/sends` and its description. `store.pool` is the database, None until it was reached."""
+def callers(settings: ApiSettings) -> Iterator[tuple[str, Caller]]:
+    """Give the hash of each token with whom it stands for."""
+    for name, token in settings.tokens.items():
+        yield from ((hashed, Caller(name, frozenset(token.scopes))) for hashed in token.hash)
+
+
+def add_api(app: web.Application, settings: ApiSettings, feeds: Mapping[str, Provider], store: Store) -> Tokens:
+    """Serve `/v1/sends` and its description; return the tokens that it knows.
+
+    `store.pool` is the database, None until it was reached. `feeds` may change while it is served.
+    """
     routes = Routes(store, feeds)
     table = (
         Route(hdrs.METH_POST, "/v1/sends", SEND, routes.claim),
         Route(hdrs.METH_POST, "/v1/enqueue", SEND, routes.enqueue),
-        Route(hdrs.METH_GET, "/v1/sends/{key}", SEND | OPERATE, routes.look),
+        Route(hdrs.METH_GET, "/v1/sends/{key}", SEND | OPERATE | READ, routes.look),
         Route(hdrs.METH_POST, "/v1/sends/{key}/confirm", SEND, routes.confirm),
         Route(hdrs.METH_POST, "/v1/sends/{key}/fail", SEND, routes.fail),
         Route(hdrs.METH_POST, "/v1/sends/{key}/operator/release", OPERATE, routes.release),
         Route(hdrs.METH_POST, "/v1/sends/{key}/operator/sent", OPERATE, routes.sent),
         Route(hdrs.METH_POST, "/v1/sends/{key}/operator/failed", OPERATE, routes.failed),
     )
-    described = document(sorted(feeds))
 
     async def openapi(_: web.Request) -> web.Response:
-        return web.json_response(described)
+        return web.json_response(document(sorted(feeds)))
 
-    tokens = Tokens(
-        (hashed, Caller(name, frozenset(token.scopes)))
-        for name, token in settings.tokens.items()
-        for hashed in token.hash
-    )
+    tokens = Tokens(callers(settings))
     # A claim's answer is never kept: it uses the key itself. What a sender says is safe to repeat by its fence, and has
     # to be stored in the end, whatever died meanwhile; an operator's word, repeated, may decide about the next attempt.
     once = idempotency(
@@ -94,6 +99,7 @@ def add_api(app: web.Application, settings: ApiSettings, feeds: Mapping[str, Pro
             api.router.add_route(method, path, route.handler)
     api.router.add_get(DOCUMENT.removeprefix("/v1"), openapi)
     app.add_subapp("/v1", api)
+    return tokens
 
 
 def _errors(table: tuple[Route, ...]) -> Middleware:

@@ -9,6 +9,7 @@ from contextvars import copy_context
 from dataclasses import fields
 from datetime import timedelta
 from difflib import get_close_matches
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args
 
@@ -35,6 +36,7 @@ from reconciler.settings_tables import (
     RetentionSettings,
     RuleSettings,
     Section,
+    UiSettings,
 )
 from reconciler.settings_values import (
     CONTEXT,
@@ -75,6 +77,7 @@ class Settings(Section, BaseSettings):
     reconcile: ReconcileSettings = ReconcileSettings()
     archive: ArchiveSettings = ArchiveSettings()
     api: ApiSettings = ApiSettings()
+    ui: UiSettings = UiSettings()
     outbox: OutboxSettings = OutboxSettings()
     retention: RetentionSettings = RetentionSettings()
     log: LogSettings = LogSettings()
@@ -162,7 +165,8 @@ class Settings(Section, BaseSettings):
         """Return what must never reach a log line: whole secrets, and the password in a credential or URL."""
         secrets = [secret for feed in self.feeds.values() for secret in (*feed.secrets, feed.api_key, feed.api_secret)]
         urls = [url for url in (self.database.url, self.database.direct_url, self.outbox.url) if url]
-        values = [*secrets, *self.outbox.secrets, *map(credential_value, secrets), *map(url_password, urls)]
+        own = (*self.outbox.secrets, self.ui.session_key or "")
+        values = [*secrets, *own, *map(credential_value, secrets), *map(url_password, urls)]
         return [value for value in values if len(value) >= _SHORTEST_SECRET]
 
     def warnings(self) -> list[str]:
@@ -226,7 +230,7 @@ def _shown_value(value: Any, *, secret: bool) -> Any:
             return MASK if secret and not value.startswith(POSTGRES_SCHEMES) else masked_url(value)
         case timedelta():
             return format_duration(value)
-    return str(value) if isinstance(value, Path) else value
+    return str(value) if isinstance(value, Path | IPv4Network | IPv6Network) else value
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str], providers: Mapping[str, Provider]) -> Settings:

@@ -23,7 +23,7 @@ def against_facts(place: str, feed: FeedSettings, rules: FeedRuleSettings) -> It
     """Name what of a feed's rules its provider's behaviour speaks against, one line each."""
     provider = PROVIDERS[feed.provider]
     facts = provider.facts
-    least = LEAST_GRACE_BY_DELIVERY if facts.first_event_is_delivery else LEAST_GRACE
+    least = least_grace(feed)
     if rules.grace < least:
         yield (
             f"{place}: grace is {format_duration(rules.grace)}, and {provider.name}'s first event often takes longer, "
@@ -47,6 +47,11 @@ def against_facts(place: str, feed: FeedSettings, rules: FeedRuleSettings) -> It
             f"{place}: give_up_after ends before {provider.name}'s API shows every send "
             f"({format_duration(facts.settles_after)}), so that no look-up can answer in time: raise it"
         )
+
+
+def least_grace(feed: FeedSettings) -> timedelta:
+    """Return the shortest grace that makes sense with a feed's provider."""
+    return LEAST_GRACE_BY_DELIVERY if PROVIDERS[feed.provider].facts.first_event_is_delivery else LEAST_GRACE
 
 
 def can_be_asked(feed: FeedSettings) -> bool:

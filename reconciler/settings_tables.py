@@ -17,12 +17,15 @@ from reconciler.settings_values import (
     DatabaseUrl,
     Duration,
     FeedSecret,
+    HeaderName,
     HttpUrl,
+    Network,
     Number,
     OneOrMany,
     RelativePath,
     S3Url,
     Secret,
+    SessionKey,
     Size,
     TimeZone,
     TokenHash,
@@ -237,7 +240,8 @@ class TokenSettings(Section):
     hash: OneOrMany[TokenHash] = Field(repr=False)
     """`sha256:` and the hex digits, as `reconciler token` prints them; the tokens themselves are kept nowhere."""
     scopes: OneOrMany[Scope] = ("send",)
-    """`send`: claim, confirm, fail, enqueue. `operate`: decide as an operator does. Both may look."""
+    """`send`: claim, confirm, fail, enqueue. `operate`: decide as an operator does, here and on the page under `/ui/`.
+    `read`: look at that page. Each may look at a send."""
 
     @field_validator("hash", "scopes")
     @classmethod
@@ -264,6 +268,27 @@ class ApiSettings(Section):
                 if (owner := owners.setdefault(hashed, name)) != name:
                     raise ValueError(f'has one hash under "{owner}" and "{name}": a token has one name, make a second')
         return tokens
+
+
+class UiSettings(Section):
+    """The operator's page under `/ui/`, served with the API: for tokens that may `read` or `operate`, or by a proxy."""
+
+    session: Duration = Field(default=timedelta(hours=8), gt=timedelta(0), le=timedelta(days=30))
+    """How long a sign-in lasts."""
+    session_key: SessionKey | None = Field(default=None, repr=False)
+    """What sessions are signed with: the same in every process. None: a random one, so they end with their process."""
+    proxy_header: HeaderName | None = None
+    """The header in which a proxy that has signed people in names them; believed only from `proxy_networks`."""
+    proxy_networks: OneOrMany[Network] = ()
+    """Where that proxy is. Its X-Forwarded-For is believed, too."""
+    proxy_operators: OneOrMany[str] = ()
+    """Whom of those that it names may act, `*` for all; the others only look."""
+
+    @model_validator(mode="after")
+    def _trusts_somebody(self) -> Self:
+        if self.proxy_header and not self.proxy_networks:
+            raise ValueError("has a proxy_header that anybody could send: set proxy_networks to where the proxy is")
+        return self
 
 
 class LogSettings(Section):

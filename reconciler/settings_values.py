@@ -10,6 +10,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar, get_args
 from urllib.parse import unquote, urlsplit
@@ -33,6 +34,8 @@ _CREDENTIALS: Final = {
     "query:": ("query:name=value", re.compile(r"[^=\s]+=.*\S.*", re.DOTALL)),
 }
 """The forms of `webhooks.signature.CREDENTIAL_SCHEMES`: an example, and what has to follow the scheme."""
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+SHORTEST_SESSION_KEY: Final = 32
 _PASSWORD: Final = re.compile(r"(://[^:/?#]*:)(.*)(@)")  # to the last @: a password may hold anything, also unescaped
 _SECRET_PARAMETER: Final = re.compile(r"([?&][^=&]*(?:password|secret|token|key|sig|signature)=)[^&#]*", re.IGNORECASE)
 
@@ -207,6 +210,27 @@ def _cap_window(value: object) -> object:
     raise ValueError('is no window: write "day", "week", "month", or how long a send counts, as in "24h"')
 
 
+def _network(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return ip_network(value)
+    except ValueError:
+        raise ValueError('is no network: write "10.0.0.0/8", or "192.0.2.7" for one address') from None
+
+
+def _header_name(name: str) -> str:
+    if not _TOKEN.fullmatch(name):
+        raise ValueError("is no name of a header: write one as in X-Forwarded-User")
+    return name
+
+
+def _session_key(secret: str) -> str:
+    if len(secret) < SHORTEST_SESSION_KEY:
+        raise ValueError(f"is too short to sign with: write {SHORTEST_SESSION_KEY} random characters or more")
+    return secret
+
+
 def _time_zone(name: str) -> str:
     known = available_timezones()
     if known and name not in known:  # where the machine has no list of its own, the database says it
@@ -232,6 +256,9 @@ FeedSecret = Annotated[Secret, AfterValidator(_feed_secret)]
 WebhookSecret = Annotated[Secret, AfterValidator(_webhook_secret)]
 Topic = Annotated[str, AfterValidator(_topic)]
 DatabaseUrl = Annotated[Secret, AfterValidator(_database_url)]
+Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]
+HeaderName = Annotated[str, AfterValidator(_header_name)]
+SessionKey = Annotated[Secret, AfterValidator(_session_key)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 S3Url = Annotated[str, AfterValidator(_s3_url)]
 RelativePath = Annotated[Path, BeforeValidator(_path)]

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-Scope = Literal["send", "operate"]
+Scope = Literal["send", "operate", "read"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 
 PREFIX: Final = "espr_"
@@ -48,6 +48,10 @@ class Tokens:
     """The tokens that are known, by their hashes."""
 
     def __init__(self, known: Iterable[tuple[str, Caller]]) -> None:
+        self.replace(known)
+
+    def replace(self, known: Iterable[tuple[str, Caller]]) -> None:
+        """Know these from now on, and no others."""
         self._known = tuple(known)
 
     def caller(self, authorization: str | None) -> Caller | None:

@@ -16,7 +16,6 @@ from reconciler import (
     campaign,
     campaign_load,
     caps,
-    daemon,
     duplicates,
     evidence,
     feeds,
@@ -38,6 +37,7 @@ from reconciler import (
     shadow,
     status,
     why,
+    works,
 )
 from reconciler.cli import operate, root
 from reconciler.cli import reconcile as cli_reconcile
@@ -136,7 +136,7 @@ async def watch(c: asyncpg.Connection, now: datetime) -> None:
 async def look_how_it_stands(c: asyncpg.Connection, now: datetime) -> None:
     await metrics.read_undecided(c)
     await metrics.read_feeds(c)
-    await c.fetch(daemon.NEWLY_HELD, "host:1")
+    await c.fetch(works.NEWLY_HELD, "host:1")
     await feeds.feed_health(c, set(FEEDS))
     await c.fetch(status.UNDECIDED, now, None)
     await c.fetch(status.FEEDS, [*FEEDS, "*"], now)

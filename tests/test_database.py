@@ -3,9 +3,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import asyncpg
 import pytest
+from fault_proxy import FaultProxy, proxied
 
+from reconciler.feeds import pause
+from reconciler.postgres import EmbeddedPostgres
+from reconciler.releasing import MEET_WHOEVER_PAUSES
+from webhooks import database
 from webhooks.database import connect_pool
 
 LOCK = "SELECT FROM feed_state WHERE feed = '*' FOR UPDATE"
@@ -31,6 +38,37 @@ async def test_a_pooler_is_asked_for_no_limit(pooler: str) -> None:
     async with pool.acquire() as connection, connection.transaction():
         assert await connection.fetchval("SELECT current_setting('lock_timeout')") == "0"
     await pool.close()
+
+
+async def test_what_a_client_locked_that_is_gone_without_a_word_is_free_again(
+    dsn: str, pg: EmbeddedPostgres, db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass whose machine vanished in the middle of a release kept `pause` waiting, for as long as TCP does."""
+    monkeypatch.setattr(database, "ABANDONED_SECONDS", 0.3)
+    async with FaultProxy(pg.root / "sock/.s.PGSQL.5432") as proxy:
+        pool = await connect_pool(proxied(proxy, dsn), size=1, application="test")
+        connection = await pool.acquire()
+        await connection.execute("BEGIN")
+        await connection.execute(MEET_WHOEVER_PAUSES)
+        proxy.lose()
+        async with db.acquire() as operator, asyncio.timeout(10):
+            await pause(operator, "*", "stop", "test")
+        pool.terminate()
+
+
+async def test_over_tcp_the_server_is_asked_to_notice_within_a_minute_that_we_are_gone(
+    dsn: str, pg: EmbeddedPostgres
+) -> None:
+    async with FaultProxy(pg.root / "sock/.s.PGSQL.5432") as proxy:
+        pool = await connect_pool(proxied(proxy, dsn), size=1, application="test")
+        rows = await pool.fetch(
+            "SELECT name, source FROM pg_settings WHERE name LIKE 'tcp_%' OR name LIKE 'idle_in_tr%'"
+        )
+        assert {row["name"] for row in rows if row["source"] == "client"} == {
+            *("idle_in_transaction_session_timeout", "tcp_keepalives_idle", "tcp_keepalives_interval"),
+            *("tcp_keepalives_count", "tcp_user_timeout"),
+        }
+        pool.terminate()
 
 
 async def test_guards_look_at_the_newest_state_whatever_the_databases_default_isolation_is(dsn: str) -> None:

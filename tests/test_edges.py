@@ -14,7 +14,7 @@ import pytest
 from aiohttp.http_exceptions import BadHttpMessage
 from click.testing import CliRunner
 from receiver_app import PLAIN, running, signed
-from serving import sample, serving, write_config
+from serving import serving, write_config
 from structlog.testing import capture_logs
 
 from reconciler.cli.commands import cli
@@ -197,16 +197,6 @@ async def test_a_host_that_is_no_name_ends_serve_with_one_line(host: str, tmp_pa
     settings = load_settings(config, {"RECONCILER_RECEIVER__HOST": host}, PROVIDERS)
     with pytest.raises(UserError, match="no name of a host"):
         await serve(settings)
-
-
-@pytest.mark.usefixtures("interruptible")
-async def test_a_closed_terminal_ends_serve_as_any_stop_does(tmp_path: Path, dsn: str) -> None:
-    async with serving(write_config(tmp_path), RECONCILER_DATABASE__URL=dsn) as server:
-        await server.becomes(200)
-        assert await server.deliver("mg", sample("mg", "delivered", "k")) == 200
-        server.process.send_signal(signal.SIGHUP)
-        assert await server.ended() == 0
-        assert server.events("stopped")
 
 
 async def test_a_second_signal_ends_serve_though_its_database_hangs(tmp_path: Path) -> None:

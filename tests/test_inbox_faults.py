@@ -9,6 +9,7 @@ from typing import Self
 
 import asyncpg
 import pytest
+from fault_proxy import FaultProxy, proxied
 from inbox_kit import count, event
 from receiver_app import Cut
 
@@ -136,6 +137,20 @@ async def test_a_database_that_is_away_is_said_and_its_return_is_noticed(dsn, so
         await box.check()
         await box.close()
         await asyncio.wait_for(pool.close(), 10)
+
+
+async def test_connections_that_nobody_hears_any_more_are_given_up_one_by_one(dsn, pg):
+    async with FaultProxy(pg.root / "sock/.s.PGSQL.5432") as proxy:
+        pool = await connect_pool(proxied(proxy, dsn), size=4, min_size=4, application="test")
+        box = Inbox(seconds=0.3)
+        await box.open(pool)
+        assert await box.store("main", [event(1)]) == (1, 0)
+        assert proxy.lose() == 4
+        async with asyncio.timeout(10):  # a statement that is not bounded waits for a minute
+            while (told := (await asyncio.gather(box.store("main", [event(2)]), return_exceptions=True))[0]) != (1, 0):
+                assert isinstance(told, InboxBusy | InboxUnavailable)
+        await box.close()
+        pool.terminate()
 
 
 async def test_case_081_a_schema_that_changes_under_the_statement_loses_nothing(db, inbox):

@@ -104,7 +104,7 @@ HOLDS: Final = {
     "reports.VANISHED": Hold(4 * 24 * 100 * len(FEEDS), "send_log_claims provider_event_pkey"),
     "metrics.UNDECIDED": Hold(WATCHED, "send_log_due"),
     "metrics.DELIVERED": Hold(2 * len(FEEDS) * MINUTES, "feed_delivery_pkey", steady=False),
-    "daemon.NEWLY_HELD": Hold(WATCHED, "send_log_due pass_started"),
+    "works.NEWLY_HELD": Hold(WATCHED, "send_log_due pass_started"),
     "status.UNDECIDED": Hold(WATCHED, "send_log_due"),
     "status.FEEDS": Hold(
         2 * len(FEEDS) * MINUTES, "feed_delivery_pkey send_log_claims send_log_proved verdict_released", steady=False
@@ -184,6 +184,7 @@ EXCEPTIONS: Final = {
     "guard.CLAIM": "commits; what it calls is held as sends_routes.CLAIM",
     "guard.CLAIM_RELEASED": "commits; what it calls is held as send_claim_released",
     "daemon.MAKE_PARTITIONS": "looks at the catalog",
+    "status.HASHED_RECIPIENTS": "looks at the catalog",
     "retention_look.MONTHS": "looks at the catalog",
     "status.MISSING_MONTHS": "looks at the catalog",
     "webhooks.writer.MONTHS": "looks at the catalog",
@@ -201,6 +202,7 @@ EXCEPTIONS: Final = {
     "retention_look.COUNT": "a dry run, which counts all that is old",
     "retention_look.COUNT_MONTH": "a dry run, which counts all that is old",
     "grants.*": "what roles may do, said once by whoever migrates",
+    "ui.*": "pages that a person opens; those of undecided sends read all of them",
     "selftest.EVENTS": "a person waits for one message's events",
     "what_if.*": "a person asks for it; reads the ambiguous sends of a span",
 }

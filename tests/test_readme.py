@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -25,6 +26,7 @@ import aiohttp
 import asyncpg
 import pytest
 from kit import claim, confirm, fail, heard_neighbours, old_claim, policies, reconcile, row
+from program import Program
 from serving import serving as running
 from serving import write_config
 
@@ -187,7 +189,7 @@ async def test_a_worker_gets_what_may_be_sent_again_and_nothing_else(db: asyncpg
 
 
 async def test_another_role_can_do_everything_at_run_time_once_it_is_granted_what_the_readme_says(
-    empty_dsn: str,
+    empty_dsn: str, tmp_path: Path
 ) -> None:
     admin = await asyncpg.connect(empty_dsn)
     try:
@@ -195,10 +197,10 @@ async def test_another_role_can_do_everything_at_run_time_once_it_is_granted_wha
             "CREATE ROLE mail_owner LOGIN; CREATE ROLE mail_app LOGIN; ALTER SCHEMA public OWNER TO mail_owner"
         )
         await migrate(empty_dsn.replace("postgres@", "mail_owner@"))
-        owner = await asyncpg.connect(empty_dsn.replace("postgres@", "mail_owner@"))
-        (grants,) = snippets("sql", "GRANT")
-        await owner.execute(grants)
-        await owner.close()
+        (grants,) = snippets("sh", "reconciler migrate --grant")
+        (tmp_path / "reconciler.toml").touch()
+        program = Program(tmp_path / "reconciler.toml", empty_dsn.replace("postgres@", "mail_owner@"))
+        assert (await program(*shlex.split(grants.partition("#")[0])[1:])).exit_code == 0
         await use_everything(empty_dsn.replace("postgres@", "mail_app@"))
     finally:
         await admin.execute("ALTER SCHEMA public OWNER TO postgres; DROP OWNED BY mail_app, mail_owner CASCADE")

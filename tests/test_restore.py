@@ -28,6 +28,7 @@ from reconciler.composition import policies
 from reconciler.daemon import Daemon
 from reconciler.feeds import ALL_FEEDS
 from reconciler.findings import judge
+from reconciler.grants import grant
 from reconciler.migrate import migrate
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.restore import Found, Heart, Memory, gone_back
@@ -492,13 +493,10 @@ async def test_resuming_a_pause_moves_neither_fences_nor_heartbeats(tmp_path: Pa
 
 @pytest.fixture
 async def plain(dsn: str, db: asyncpg.Pool) -> AsyncIterator[asyncpg.Pool]:
-    """A pool of a role that has no more than what README grants."""
+    """A pool of a role that has no more than what a reconciler is granted."""
     role = f"plain_{uuid.uuid4().hex[:12]}"
-    await db.execute(
-        f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA public TO {role};"
-        f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role};"
-        f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}"
-    )
+    await db.execute(f"CREATE ROLE {role} LOGIN")
+    await grant(dsn, {role: ["reconciler"]})
     async with pool_of(dsn.replace("postgres@", f"{role}@")) as pool:
         yield pool
     await db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")

@@ -401,7 +401,8 @@ async def role(db: asyncpg.Pool, dsn: str, rights: str) -> AsyncIterator[asyncpg
     name = f"pruner_{re.sub(r'[^a-z0-9]', '', dsn.partition('?')[0].rpartition('/')[2])}"
     await db.execute(
         f"CREATE ROLE {name} LOGIN; GRANT USAGE ON SCHEMA public TO {name};"
-        f"GRANT {rights} ON ALL TABLES IN SCHEMA public TO {name}"
+        f"GRANT {rights} ON ALL TABLES IN SCHEMA public TO {name};"
+        f"GRANT EXECUTE ON FUNCTION provider_event_drop_month(date, interval) TO {name}"
     )
     pool = await asyncpg.create_pool(dsn, user=name, min_size=1, max_size=3)
     try:

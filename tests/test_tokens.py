@@ -74,7 +74,7 @@ def test_tokens_are_named_in_the_environment_too(tmp_path: Path) -> None:
     [
         ('[api.tokens.shop]\nhash = "my password"', "api.tokens.shop.hash[0] is no hash of a token"),
         ('[api.tokens.shop]\nhsah = "x"', "did you mean api.tokens.shop.hash?"),
-        (f'[api.tokens.shop]\nhash = "{EMPTY}"\nscopes = "admin"', "must be 'send' or 'operate'"),
+        (f'[api.tokens.shop]\nhash = "{EMPTY}"\nscopes = "admin"', "must be 'send', 'operate' or 'read'"),
         ('[api]\nidempotency_retention = "1m"', "idempotency_retention"),
         ("[api.tokens.shop]\nhash = []", "api.tokens.shop.hash is empty"),
         (f'[api.tokens.shop]\nhash = "{EMPTY}"\nscopes = []', "api.tokens.shop.scopes is empty"),

@@ -51,7 +51,10 @@ class _Ready(web.StreamResponse):
 @lru_cache(maxsize=2)
 def _head(second: int) -> bytes:
     date = formatdate(second, usegmt=True)
-    return f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nDate: {date}\r\nContent-Length: ".encode()
+    return (
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n"
+        f"Cache-Control: no-store\r\nDate: {date}\r\nContent-Length: "
+    ).encode()
 
 
 def ok() -> web.Response:

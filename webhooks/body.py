@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import Counter
 from typing import Final
 
 from aiohttp import StreamReader, web
@@ -26,6 +27,9 @@ AT_ONCE: Final = 2
 
 BODIES_AT_ONCE: Final = 4
 """How many bodies of the greatest size may be on their way at a time: nobody has proved yet who sends them."""
+
+BODIES_OF_ONE_FEED: Final = 3
+"""How many of them may be one feed's, so that a flood at one address leaves room at the others."""
 
 MAX_MEMBERS: Final = 100
 """Gzip members that one body may be made of; each costs a copy of what follows it."""
@@ -53,7 +57,7 @@ class BodiesBusyError(Exception):
 class BodyReader:
     """Reads bodies of at most `max_body` bytes, before and after inflation, that arrive within `seconds`.
 
-    What has arrived of all unfinished bodies together is bounded, too.
+    What has arrived of all unfinished bodies together is bounded, too, and of one feed's.
     """
 
     def __init__(self, max_body: int, seconds: float = 30.0) -> None:
@@ -61,34 +65,36 @@ class BodyReader:
         self._seconds = seconds
         self._threads = asyncio.Semaphore(AT_ONCE)
         self._arriving = 0
+        self._arriving_of: Counter[str] = Counter()
 
-    async def read(self, request: web.BaseRequest) -> bytes:
+    async def read(self, request: web.BaseRequest, feed: str) -> bytes:
         """Return the whole body, inflated. Raises BodyRefusedError or BodiesBusyError."""
         encoding = request.headers.get("Content-Encoding", "").strip().lower()
         if encoding not in _PLAIN and encoding not in ENCODINGS:
             raise BodyRefusedError(415, "encoding", "content encodings that can be read: gzip, deflate")
         if (request.content_length or 0) > self._max:
             raise self._too_large()
-        data = await self._arrived(request.content)
+        data = await self._arrived(request.content, feed)
         return await self._inflated(data, encoding) if data and encoding not in _PLAIN else data
 
-    async def _arrived(self, content: StreamReader) -> bytes:
+    async def _arrived(self, content: StreamReader, feed: str) -> bytes:
         if content.is_eof():  # small bodies have arrived with their headers
             data = content.read_nowait()
         else:
-            data = await self._collected(content)
+            data = await self._collected(content, feed)
         if len(data) > self._max:
             raise self._too_large()
         return data
 
-    async def _collected(self, content: StreamReader) -> bytes:
+    async def _collected(self, content: StreamReader, feed: str) -> bytes:
         pieces = bytearray()
         try:
             async with asyncio.timeout(self._seconds):
                 while piece := await content.readany():
                     self._arriving += len(piece)
+                    self._arriving_of[feed] += len(piece)
                     pieces += piece
-                    self._check_size(len(pieces))
+                    self._check_size(len(pieces), feed)
         except TimeoutError:
             raise BodyRefusedError(408, "slow", f"the body did not arrive within {self._seconds:g} s") from None
         except web.RequestPayloadError:
@@ -97,12 +103,14 @@ class BodyReader:
             raise BodyRefusedError(400, "cut_off", "the connection ended before the body did") from None
         finally:
             self._arriving -= len(pieces)
+            self._arriving_of[feed] -= len(pieces)
         return bytes(pieces)
 
-    def _check_size(self, size: int) -> None:
+    def _check_size(self, size: int, feed: str) -> None:
         if size > self._max:
             raise self._too_large()
-        if self._arriving > BODIES_AT_ONCE * self._max:
+        too_many = self._arriving > BODIES_AT_ONCE * self._max
+        if too_many or self._arriving_of[feed] > BODIES_OF_ONE_FEED * self._max:
             raise BodiesBusyError
 
     async def _inflated(self, data: bytes, encoding: str) -> bytes:

@@ -13,6 +13,16 @@ ACQUIRE_SECONDS: Final = 5.0
 CONNECT_SECONDS: Final = 10.0
 COMMAND_SECONDS: Final = 60.0
 PREPARED_STATEMENTS: Final = 100
+ABANDONED_SECONDS: Final = 60.0
+"""How long the server waits within a transaction for us, who may be gone without a word; by itself it waits for hours,
+and so does whoever wants what the transaction has locked."""
+KEEPALIVE: Final = {
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+"""How it notices over TCP, within a minute, that our machine or the way to it is gone."""
 
 
 class BoundedPool(asyncpg.Pool):
@@ -46,6 +56,8 @@ async def connect_pool(
     if not pooled:
         # Whatever the database's default is: a guard looks with a snapshot from after its lock.
         settings["default_transaction_isolation"] = "read committed"
+        settings["idle_in_transaction_session_timeout"] = str(round(ABANDONED_SECONDS * 1000))
+        settings |= KEEPALIVE
     if lock_seconds is not None and not pooled:
         settings["lock_timeout"] = str(round(lock_seconds * 1000))
     pool = BoundedPool(

@@ -59,10 +59,9 @@ class Intake:
 
     def _note(self, feed: Feed, parsed: Parsed, stored: Stored) -> None:
         self.counters.note(feed.name, "stored" if parsed.events else "control")
-        if stored.stored:
-            metrics.events(feed.name, "stored").inc(stored.stored)
+        metrics.EVENTS.note(feed.name, parsed.events)
         if stored.repeated:
-            metrics.events(feed.name, "repeated").inc(stored.repeated)
+            metrics.repeated(feed.name).inc(stored.repeated)
         for what, n in parsed.anomalies.items():
             metrics.anomaly(feed.name, what).inc(n)
             if what == "damaged":

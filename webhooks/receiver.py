@@ -17,6 +17,7 @@ from aiohttp import hdrs, web
 
 from webhooks import answers, metrics
 from webhooks.body import BodiesBusyError, BodyReader, BodyRefusedError
+from webhooks.floods import Floods
 from webhooks.inbox import InboxBusy, InboxUnavailable, Stored
 from webhooks.intake import Intake
 from webhooks.provider import (
@@ -70,18 +71,22 @@ class Receiver:
         self, feeds: Mapping[str, Feed], intake: Intake, fetch: Fetch, limits: Limits, providers: Mapping[str, Provider]
     ) -> None:
         self.draining = False
-        self._feeds = {name: (feed, providers[feed.provider]) for name, feed in feeds.items()}
+        self.endpoints: dict[tuple[str, str], Take] = {}
+        """What takes the deliveries of each feed, by method and path."""
+        self._providers = providers
+        self.replace(feeds)
         self._intake, self._fetch = intake, fetch
         self._bodies = BodyReader(limits.max_body, limits.body_seconds)
         self._retry_after = limits.retry_after
+        self._floods = Floods()
 
-    def endpoints(self) -> dict[tuple[str, str], Take]:
-        """Return what takes the deliveries of each feed, by method and path."""
-        return {
-            (method, f"/webhooks/{name}"): partial(self.take, name)
-            for name, (_, provider) in self._feeds.items()
-            for method in provider.facts.methods
-        }
+    def replace(self, feeds: Mapping[str, Feed]) -> None:
+        """Take the deliveries of these feeds from now on. Those that are under way end as they began."""
+        self._feeds = {name: (feed, self._providers[feed.provider]) for name, feed in feeds.items()}
+        self.endpoints.clear()
+        for name, (_, provider) in self._feeds.items():
+            take = partial(self.take, name)
+            self.endpoints.update({(method, f"/webhooks/{name}"): take for method in provider.facts.methods})
 
     async def take(self, name: str, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a provider's delivery to a configured feed. Never raises for what the request holds."""
@@ -90,16 +95,19 @@ class Receiver:
             return await self._taken(request, feed, provider)
         except BodyRefusedError as error:
             self._note_refused(feed, error.reason, str(error))
-            return answers.problem(error.status, str(error))
+            return await self._in_time(feed, answers.problem(error.status, str(error)))
         except BodiesBusyError:
             return self._put_off(feed, provider, "busy")
         except NotStored as error:
             return self._put_off(feed, provider, str(error))
 
-    async def other(self, request: web.Request) -> web.Response:
-        """Answer what is no delivery: a probe, a method that this provider doesn't use, a feed that nobody knows."""
-        if (found := self._feeds.get(request.match_info["feed"])) is None:
+    async def any(self, request: web.Request) -> web.StreamResponse:
+        """Answer whatever comes: a delivery, a probe, a method that its provider doesn't use, a feed nobody knows."""
+        name = request.match_info["feed"]
+        if (found := self._feeds.get(name)) is None:
             return self._unknown()
+        if request.method in found[1].facts.methods:
+            return await self.take(name, request)
         if request.method in PROBES:
             return answers.ok()
         allowed = sorted({*PROBES, *found[1].facts.methods})
@@ -115,7 +123,7 @@ class Receiver:
         if self.draining:
             raise NotStored("draining")
         delivery = Delivery(
-            await self._bodies.read(request),
+            await self._bodies.read(request, feed.name),
             request.headers,
             request.method,
             request.rel_url.raw_query_string,
@@ -123,7 +131,9 @@ class Receiver:
         verdict = await self._intake.verdict(feed, provider, delivery)
         if isinstance(verdict, Refused):
             self._note_refused(feed, verdict.reason, verdict.hint)
-            return answers.refused(provider.facts.refused_status, verdict.reason, verdict.hint, self._retry_after)
+            status = provider.facts.refused_status
+            answer = answers.refused(status, verdict.reason, verdict.hint, self._retry_after)
+            return await self._in_time(feed, answer)
         if isinstance(verdict, Later):
             raise NotStored(verdict.reason)
         try:
@@ -133,6 +143,14 @@ class Receiver:
             return answers.problem(400, str(error))
         stored = await self._store(feed, delivery, parsed)
         return answers.handshake(parsed.answer) if parsed.answer else answers.stored(stored, request)
+
+    async def _in_time(self, feed: Feed, answer: web.Response) -> web.Response:
+        """Return the answer to what is refused: later, and at the cost of a connection, where too much is."""
+        if self._floods.note(feed.name):
+            answer.force_close()
+            if not self.draining:
+                await self._floods.hold_back(feed.name)
+        return answer
 
     async def _store(self, feed: Feed, delivery: Delivery, parsed: Parsed) -> Stored:
         if parsed.confirm_url:
@@ -179,9 +197,7 @@ def add_receiver(
     """Let an application take deliveries at `/webhooks/{feed}`; run it with `make_runner`."""
     receiver = Receiver(feeds, intake, fetch, limits or Limits(), providers)
     app[RECEIVER] = receiver
-    for (method, path), take in receiver.endpoints().items():
-        app.router.add_route(method, path, take)
-    app.router.add_route("*", "/webhooks/{feed}", receiver.other)
+    app.router.add_route("*", "/webhooks/{feed}", receiver.any)
 
 
 def make_runner(app: web.Application, shutdown_seconds: float = 60.0) -> web.AppRunner:
@@ -202,6 +218,19 @@ def make_runner(app: web.Application, shutdown_seconds: float = 60.0) -> web.App
     )
 
 
+class _Request(web.Request):
+    """Sees to the headers of each answer, of those to what is no HTTP as well: browsers may see them all.
+
+    They guess no type, keep nothing, and are not told what we are made of.
+    """
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        response.headers.setdefault("X-Content-Type-Options", "nosniff")
+        response.headers.setdefault(hdrs.CACHE_CONTROL, "no-store")
+        response.headers.pop(hdrs.SERVER, None)
+        await super()._prepare_hook(response)
+
+
 class _Runner(web.AppRunner):
     """Takes deliveries past the application's router, which costs a tenth of a small one; the rest goes through it."""
 
@@ -209,9 +238,12 @@ class _Runner(web.AppRunner):
         """Prepare the server."""
         await super().setup()
         receiver, server = self.app.get(RECEIVER), self.server
-        if receiver is None or server is None:
+        if server is None:
             return
-        endpoints, routed = receiver.endpoints(), server.request_handler
+        server.request_factory = partial(self.app._make_request, _cls=_Request)  # noqa: SLF001 - it takes no class
+        if receiver is None:
+            return
+        endpoints, routed = receiver.endpoints, server.request_handler
 
         def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
             take = endpoints.get((request.method, request.path))

@@ -94,6 +94,15 @@ class QueueReader:
         self._failing: set[int] = set()
         self._counted = Quiet(COUNTED_EVERY)
 
+    @property
+    def feed(self) -> str:
+        """The name of its feed."""
+        return self._feed.name
+
+    def replace(self, feed: Feed) -> None:
+        """Verify what comes from now on as this feed says. Its queue has to be the same one."""
+        self._feed = dataclasses.replace(feed, tolerance=None)
+
     def start(self) -> None:
         """Begin to read."""
         name = self._feed.name

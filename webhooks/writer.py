@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -167,7 +168,9 @@ class Writer:
         if self._connection is None:
             connection = await self._pool.acquire(timeout=ACQUIRE_SECONDS)
             try:
-                self._pooled = await is_behind_pooler(connection)
+                # An idle one may have died without a word, and all deliveries wait for this.
+                async with asyncio.timeout(min(self._seconds, ACQUIRE_SECONDS)):
+                    self._pooled = await is_behind_pooler(connection)
             except BaseException:
                 connection.terminate()
                 raise

@@ -15,6 +15,7 @@ from reconciler.cli import (
     prune,
     reconcile,
     report,
+    report_lag,
     roads,
     selftest,
     serve,
@@ -26,6 +27,8 @@ from reconciler.cli import (
 from reconciler.cli.root import cli
 
 __all__ = ["cli"]
+
+report.report.add_command(report_lag.lag)
 
 for command in (
     demo.demo,

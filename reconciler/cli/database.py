@@ -22,15 +22,29 @@ if TYPE_CHECKING:
     import asyncpg
 
     from reconciler.cli.statements import Result
+    from reconciler.grants import Kind
 
 
 @click.command(cls=Command, epilog="Example: reconciler migrate --check || reconciler migrate")
 @click.option("--check", is_flag=True, help="Only say which files are missing; exit with 3 if any is.")
 @click.option("--namespace", metavar="NAME", help="Name this installation, before its first send.")
 @click.option("--hash-recipients", is_flag=True, help="Store no addresses, from before its first send and event on.")
+@click.option(
+    "--grant", "roles", metavar="KIND=ROLE", multiple=True, callback=lambda _context, _option, given: _roles(given),
+    help="Then give a role what a receiver, reconciler, sender, middleware or reader needs here, and no more.",
+)  # fmt: skip
+@click.option("--grants", "only_print", is_flag=True, help="Print the statements of --grant, and do nothing.")
 @json_option
 @click.pass_obj
-def migrate(app: App, check: bool, namespace: str | None, hash_recipients: bool, as_json: bool) -> None:
+def migrate(
+    app: App,
+    check: bool,
+    namespace: str | None,
+    hash_recipients: bool,
+    roles: dict[str, list[Kind]],
+    only_print: bool,
+    as_json: bool,
+) -> None:
     """Bring the database to this program's schema. Safe while everything runs.
 
     Two installations that share a provider account each need a namespace of their own, so that neither takes
@@ -38,14 +52,23 @@ def migrate(app: App, check: bool, namespace: str | None, hash_recipients: bool,
 
     With --hash-recipients addresses are kept as salted hashes only, for good: providers that can only be asked by
     recipient can't be asked, campaigns' workers get no address, raw events are not kept (docs/retention.md).
+
+    With --grant each role gets what its kinds need here and no more (docs/roles.md). A role may have several kinds:
+    name all of them in one call.
     """
-    if check and (namespace is not None or hash_recipients):
-        name = "--hash-recipients" if namespace is None else "--namespace"
-        raise click.UsageError(f"--check changes nothing, {name} does: choose one")
+    changes = {"--namespace": namespace is not None, "--hash-recipients": hash_recipients}
+    _refuse_mix(changes | {"--grant": bool(roles), "--grants": only_print}, "--check" if check else None)
+    _refuse_mix(changes, "--grants" if only_print else None)
+    if only_print and not roles:
+        raise click.UsageError("--grants prints the statements of --grant: name the roles, as in --grant sender=shop")
     app.configure_logs()
+    if only_print:
+        _say_grants(asyncio.run(_grant(app, roles, apply=False)), as_json=as_json)
+        return
     names = asyncio.run(_migrate(app, check, namespace, hash_recipients))
+    granted = asyncio.run(_grant(app, roles)) if roles else []
     if as_json:
-        say_json({"missing" if check else "applied": names})
+        say_json({"missing" if check else "applied": names} | ({"granted": granted} if roles else {}))
     else:
         for name in names:
             say(f"{'missing' if check else 'applied'}  {name}")
@@ -53,8 +76,43 @@ def migrate(app: App, check: bool, namespace: str | None, hash_recipients: bool,
             say("the schema is up to date")
         if hash_recipients:
             say("recipients are stored hashed")
+        for role, kinds in roles.items():
+            say(f"granted  {role}: {', '.join(kinds)}")
     if check and names:
         sys.exit(NEEDS_A_PERSON)
+
+
+def _roles(given: tuple[str, ...]) -> dict[str, list[Kind]]:
+    from reconciler.grants import KINDS
+
+    roles: dict[str, list[Kind]] = {}
+    for text in given:
+        name, parted, role = text.partition("=")
+        kind = next((kind for kind in KINDS if kind == name), None)
+        if not (kind and parted and role):
+            raise click.BadParameter(f"{text!r} is no KIND=ROLE: a kind is {', '.join(KINDS)}")
+        roles.setdefault(role, []).append(kind)
+    return roles
+
+
+def _refuse_mix(options: dict[str, bool], changes_nothing: str | None) -> None:
+    if changes_nothing and (given := next((name for name, is_given in options.items() if is_given), None)):
+        raise click.UsageError(f"{changes_nothing} changes nothing, {given} does: choose one")
+
+
+def _say_grants(statements: list[str], *, as_json: bool) -> None:
+    if as_json:
+        say_json({"statements": statements})
+    else:
+        for statement in statements:
+            say(f"{statement};")
+
+
+async def _grant(app: App, roles: dict[str, list[Kind]], *, apply: bool = True) -> list[str]:
+    from reconciler.grants import grant
+
+    async with app.open_database(check_schema=False, create=False) as database:
+        return await grant(app.settings.database.direct_url or database.dsn, roles, apply=apply)
 
 
 async def _migrate(app: App, check: bool, namespace: str | None, hash_recipients: bool) -> list[str]:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`reconciler report duplicates|vanished|unknown|drift|overlaps|sources`: what no single send shows."""
+"""`reconciler report duplicates|vanished|unknown|drift|overlaps|sources`: what no single send shows.
+
+`report lag` is in `report_lag`.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def older_text(_context: click.Context, _parameter: click.Parameter, value: str)
 
 @click.group(cls=Root)
 def report() -> None:
-    """Show duplicates, lost sends, drifting keys, and who sends what."""
+    """Show lags, duplicates, lost sends, drift, and who sends what."""
 
 
 @report.command(cls=Command, epilog="Example: reconciler report duplicates --since 7d")

@@ -65,6 +65,10 @@ class App:
     @cached_property
     def settings(self) -> Settings:
         """The settings of the file and the environment. Raises ConfigError."""
+        return self.read_settings()
+
+    def read_settings(self) -> Settings:
+        """Read the settings as they are written now. Raises ConfigError."""
         from reconciler.settings import load_settings
         from webhooks.registry import PROVIDERS
 

@@ -17,7 +17,7 @@ from reconciler.cli.root import App, Command
 @click.option("--only", type=click.Choice(["receiver", "reconciler"]), help="Run just this half.")
 @click.pass_obj
 def serve(app: App, only: Literal["receiver", "reconciler"] | None) -> None:
-    """Receive events and decide about sends, until SIGTERM or Ctrl-C.
+    """Receive events and decide about sends, until SIGTERM or Ctrl-C. SIGHUP reads the settings again.
 
     Logs go to stderr. Without database.url it brings up its own PostgreSQL in database.data_dir.
     """
@@ -31,7 +31,7 @@ def serve(app: App, only: Literal["receiver", "reconciler"] | None) -> None:
         loop_factory = uvloop.new_event_loop
         _allow_connections()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(daemon.serve(app.settings, only))
+        runner.run(daemon.serve(app.settings, only, app.read_settings))
 
 
 def _allow_connections() -> None:

@@ -17,6 +17,7 @@ BASE = {
     "feeds": {CHOSEN["feeds"]: {"provider": "sendgrid"}},
     "classes": {CHOSEN["classes"]: {"cap": 3}},
     "api": {"tokens": {CHOSEN["tokens"]: {"hash": [HASH]}}},
+    "ui": {"proxy_networks": ["192.0.2.0/24"]},
     "outbox": {"secrets": ["env:SIGNS"]},
 }
 ENVIRON = {"URL": "postgresql://app@db/mail", "SIGNS": "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="}
@@ -38,6 +39,7 @@ CANDIDATES = (
         "sha256:" + "f" * 64,
     ),
     *("whsec_ZmVkY2JhOTg3NjU0MzIxMGZlZGNiYTk4NzY1NDMyMTA=", "arn:aws:sns:eu-west-1:000000000000:ses-events"),
+    "10.0.0.0/8",
     *("release", "shadow", "before_release", "console", "debug", "held", "operate"),
 )
 """One of them fits any setting. What fits isn't said here: the program is asked."""

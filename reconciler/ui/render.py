@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How pages are made: templates that escape whatever they are given, tables, and the two static files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.resources import files
+from typing import Any, Final
+from urllib.parse import quote
+
+from aiohttp import hdrs, web
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from reconciler.findings import Finding
+from reconciler.logs import Redactor
+from reconciler.ui.viewers import Viewer
+from reconciler.units import roughly
+
+VIEWER: Final = web.RequestKey("ui_viewer", Viewer)
+SEND: Final = "/ui/sends/{}"
+
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+STATIC: Final = {"ui.css": "text/css", "ui.js": "text/javascript", "icon.svg": "image/svg+xml"}
+FOR_EVER: Final = "public, max-age=31536000, immutable"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A cell that leads somewhere."""
+
+    text: str
+    href: str
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A cell with a name that only machines made."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sends:
+    """A cell with wire keys, each of which leads to its send's page."""
+
+    wire_keys: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows below their header. `empty` is said where there are none."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    empty: str
+
+
+def redacted(text: str) -> str:
+    """Return text without the addresses in it: send keys often hold one."""
+    return str(Redactor()(None, "", {"text": text})["text"])
+
+
+def ago(at: datetime, now: datetime) -> str:
+    """Return how far a time is from now."""
+    return f"{roughly(now - at)} ago" if at <= now else f"in {roughly(at - now)}"
+
+
+PLACES: Final = {
+    "held": "/ui/sends?state=held&feed={}",
+    "unclaimed": "/ui/sends?state=released&feed={}",
+    "duplicates": "/ui/reports/duplicates",
+    "vanished": "/ui/reports/vanished",
+    "foreign": "/ui/reports/unknown",
+    "no_pass": "/ui/passes",
+}
+"""Where the page shows what a finding is about."""
+
+
+def place(found: Finding) -> str | None:
+    """Return where what a finding is about is shown; None: nowhere else."""
+    return PLACES.get(found.code, "").format(quote(found.feed or "", safe="")) or None
+
+
+def shown(value: object, now: datetime) -> Markup:
+    """Return a value as a page shows it."""
+    match value:
+        case None | "":
+            return Markup('<span class="none">&ndash;</span>')
+        case datetime():
+            times = (value.isoformat(), f"{value:%Y-%m-%d %H:%M:%S}", ago(value, now))
+            return Markup('<time datetime="{}">{}</time> <small>{}</small>').format(*times)
+        case Link():
+            return Markup('<a href="{}">{}</a>').format(value.href, value.text)
+        case Code():
+            return Markup("<code>{}</code>").format(value.text)
+        case Sends():
+            return Markup(" ").join(_send(key) for key in value.wire_keys)
+        case float():
+            return Markup(f"{value:.4g}")  # noqa: S704 - digits
+    return Markup("{}").format(value)
+
+
+def _send(wire_key: str) -> Markup:
+    return Markup('<a class="key" href="{}"><code>{}</code></a>').format(SEND.format(wire_key), wire_key)
+
+
+def percent_of(part: int, whole: int) -> str | None:
+    """Return a share as people read it; None of nothing."""
+    return f"{100 * part / whole:.0f} % ({part} of {whole})" if whole else None
+
+
+class Renderer:
+    """Makes answers of templates."""
+
+    def __init__(self) -> None:
+        self._static = {name: files("reconciler.ui").joinpath("static", name).read_bytes() for name in STATIC}
+        self._environment = Environment(
+            loader=PackageLoader("reconciler.ui"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters |= {"shown": shown, "ago": ago, "redacted": redacted, "place": place}
+        self._environment.globals["static"] = {
+            name: f"/ui/static/{name}?v={hashlib.sha256(data).hexdigest()[:12]}" for name, data in self._static.items()
+        }
+
+    def page(self, request: web.Request, template: str, *, status: int = 200, **values: Any) -> web.Response:
+        """Return a page. It is kept nowhere: it may show a recipient."""
+        given = {"viewer": request.get(VIEWER), "path": request.path, **values}
+        text = self._environment.get_template(template).render(given)
+        return web.Response(
+            text=text, status=status, content_type="text/html", headers={hdrs.CACHE_CONTROL: "no-store"}
+        )
+
+    async def static(self, request: web.Request) -> web.Response:
+        """Answer with a static file, which a browser may keep: its address changes with it."""
+        name = request.match_info["name"]
+        if name not in STATIC:
+            raise web.HTTPNotFound
+        body = self._static[name]
+        return web.Response(body=body, content_type=STATIC[name], headers={hdrs.CACHE_CONTROL: FOR_EVER})
+
+
+def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> Table:
+    """Return a table."""
+    return Table(caption, columns, list(rows), empty)
