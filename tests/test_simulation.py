@@ -231,4 +231,5 @@ def test_a_stated_risk_is_untrue_only_far_beyond_chance():
     (sentence,) = untrue(Risk("plain", "absent", 1_000, 3.0, 20))
     assert "of 1,000 releases (absent) on plain 20 were wrong, 3.00 were stated" in sentence
     assert untrue(Risk("plain", "gave_up", 10, 5.0, 10)) == []
+    assert untrue(Risk("plain", "gave_up", 2_092, 1452.45, 479)) == []
     assert untrue(Risk("plain", "absent", 5, 0.0, 1))

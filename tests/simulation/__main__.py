@@ -16,6 +16,7 @@ import asyncpg
 import structlog
 import uvloop
 
+from reconciler.errors import DatabaseUnavailable
 from reconciler.postgres import EmbeddedPostgres
 
 from . import truth
@@ -25,16 +26,14 @@ from .report import lines
 from .senders import Broken
 from .world import World
 
-DATABASE: Final = "simulation"
 AUDIT_EVERY: Final = 250
 """Ticks."""
 
 TELL_EVERY: Final = 5.0
 """Seconds."""
 
-CREATE: Final = (
-    f"CREATE DATABASE {DATABASE}",
-    f"ALTER DATABASE {DATABASE} SET synchronous_commit = off",  # a crash of this machine may cost the last second
+QUICKER: Final = (
+    "ALTER DATABASE postgres SET synchronous_commit = off",  # a crash of this machine may cost the last second
     "ALTER SYSTEM SET max_wal_size = '4GB'",
     "SELECT pg_reload_conf()",
 )
@@ -45,7 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--sends", type=int, default=1_000_000, metavar="N", help="how many (1,000,000)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="another seed, another world (1)")
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was interrupted")
+    parser.add_argument("--resume", action="store_true", help="go on with the run of the data directory")
     parser.add_argument("--keep", action="store_true", help="keep the database where all went well")
     parser.add_argument(
         "--data-dir", type=Path, default=Path("build/simulation"), metavar="DIR", help="(build/simulation)"
@@ -62,6 +61,9 @@ def main() -> int:
     try:
         with EmbeddedPostgres(asked.data_dir) as server:
             status = uvloop.run(lived(server, asked))
+    except DatabaseUnavailable as error:
+        print(error, file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         where = f" --data-dir {asked.data_dir}"
         print(f"\ninterrupted; go on with: python -m tests.simulation --resume{where}", file=sys.stderr)
@@ -69,7 +71,7 @@ def main() -> int:
     if status == 0 and not asked.keep:
         shutil.rmtree(asked.data_dir)
     elif status:
-        print(f"the database is kept in {asked.data_dir}")
+        print(f"the database is kept: RECONCILER_DATABASE__DATA_DIR={asked.data_dir} reconciler why KEY")
     return status
 
 
@@ -77,10 +79,10 @@ async def lived(server: EmbeddedPostgres, asked: argparse.Namespace) -> int:
     """Live a run to its end, or to the first broken promise; return the exit status."""
     if not asked.resume:
         async with connected(server.dsn()) as connection:
-            for statement in CREATE:
+            for statement in QUICKER:
                 await connection.execute(statement)
-        await prepare(server.dsn(DATABASE), asked.sends, asked.seed)
-    async with connected(server.dsn(DATABASE)) as connection:
+        await prepare(server.dsn(), asked.sends, asked.seed)
+    async with connected(server.dsn()) as connection:
         try:
             run = await truth.read_run(connection)
         except asyncpg.UndefinedTableError:
@@ -88,13 +90,15 @@ async def lived(server: EmbeddedPostgres, asked: argparse.Namespace) -> int:
             return 2
         world = World(run["sends"], run["seed"])
         print(f"{world.sends:,} sends, seed {world.seed}, from tick {run['tick']:,}", flush=True)
-        found = await _live(server.dsn(DATABASE), world, connection)
-        print(*await lines(connection, world, await losses(connection)), *found, sep="\n")
+        found, over = await _live(server.dsn(), world, connection)
+        lost = await losses(connection) if over else None
+        print(*await lines(connection, world, lost), *found, sep="\n")
         print(f"{len(found)} promises broken (seed {world.seed})")
     return int(bool(found))
 
 
-async def _live(dsn: str, world: World, connection: Any) -> list[str]:
+async def _live(dsn: str, world: World, connection: Any) -> tuple[list[str], bool]:
+    """Return the broken promises, and whether the run came to its end."""
     over = False
     async with parties(dsn, world) as life:
         tell = Teller(life)
@@ -102,12 +106,12 @@ async def _live(dsn: str, world: World, connection: Any) -> list[str]:
             try:
                 over = await life.run(AUDIT_EVERY, tell)
             except Broken as promise:
-                return [f"BROKEN: {promise}"]
+                return [f"BROKEN: {promise}"], False
             begun = time.monotonic()
             if found := await broken(connection, over=over):
-                return found
+                return found, over
             print(f"all promises kept so far (looked for {time.monotonic() - begun:.0f} s)", flush=True)
-    return []
+    return [], True
 
 
 class Teller:

@@ -253,7 +253,9 @@ class Risk(NamedTuple):
 
     @property
     def chance(self) -> float:
-        """How likely so many wrong ones, or more, are where the statements are true."""
+        """How likely so many wrong ones, or more, are where the statements are true; 1 where they are not too many."""
+        if self.wrong <= self.stated:
+            return 1.0
         return at_least(self.wrong, self.released, self.stated / self.released)
 
 

@@ -25,10 +25,13 @@ DIES_SUBMITTED: Final = 0.003
 DIES_ANSWERED: Final = 0.004
 FROZEN: Final = 0.0005
 HELD_BACK: Final = 0.0005
+LONGEST: Final = 2.7
+"""What is frozen or held back comes a minute to some eight hours after the grace: so many powers of ten."""
+
 SLOW: Final = 0.001
 CONFIRMED_LATE: Final = 0.008
 CONFIRMED_TWICE: Final = 0.01
-RETRIED_INSIDE: Final = 0.0003
+RETRIED_INSIDE: Final = 0.00005
 SUPPRESSED: Final = 0.004
 """Of answered sends: the provider took the request, and then says that it will never send."""
 
@@ -109,8 +112,8 @@ def course(dice: Random, provider: Fates, within: float, longest: float) -> Cour
     left, over = dice.random(), within + GRACE.total_seconds()
     for share, one in (
         (DIES_BEFORE, Course("sender died before it submitted")),
-        (FROZEN, _late(FROZE, over + dice.uniform(60, 1800), "confirm")),
-        (HELD_BACK, _late(HELD, over + dice.uniform(60, 1800), "open", within)),
+        (FROZEN, _late(FROZE, over + 60 * 10 ** dice.uniform(0, LONGEST), "confirm")),
+        (HELD_BACK, _late(HELD, over + 60 * 10 ** dice.uniform(0, LONGEST), "open", within)),
         (SLOW, _late("request slow", dice.uniform(within, 0.6 * over), "open", within)),
     ):
         left -= share

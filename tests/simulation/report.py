@@ -43,8 +43,8 @@ GROUP BY verdict ORDER BY n DESC, verdict
 """
 
 
-async def lines(connection: Any, world: World, losses: int) -> list[str]:
-    """Return the report."""
+async def lines(connection: Any, world: World, losses: int | None) -> list[str]:
+    """Return the report; without a number of losses the run is not over."""
     run = await truth.read_run(connection)
     span = await connection.fetchrow(SPAN)
     lived = f"{span['span'].total_seconds() / 3600:,.1f} hours of simulated time in {span['ticks']:,} ticks"
@@ -64,7 +64,7 @@ async def lines(connection: Any, world: World, losses: int) -> list[str]:
         *_risks(await risks(connection)),
         "",
         *_duplicates([one.cause for one in await duplicates(connection)]),
-        f"losses: {losses:,}",
+        "losses: not counted, since the run is not over" if losses is None else f"losses: {losses:,}",
     ]
     return [line.rstrip() for line in found]
 
