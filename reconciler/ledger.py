@@ -84,7 +84,7 @@ WITH over AS MATERIALIZED (
     LIMIT 1000
 )
 UPDATE send_log s SET state = 'claimed', released_at = NULL, release_basis = NULL, retry_until = NULL,
-    next_check_at = $1, updated_at = clock_timestamp()
+    held_reason = NULL, held_since = NULL, next_check_at = $1, updated_at = clock_timestamp()
 FROM (SELECT * FROM over ORDER BY wire_key) AS o
 WHERE s.wire_key = o.wire_key AND s.state = 'pending' AND s.release_basis = 'same_key_retry'
   AND (s.retry_until <= $1 OR s.expires_at <= $1)
