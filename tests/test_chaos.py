@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import pytest
 from chaos.plan import SMALL
 from chaos.run import run
 from chaos.world import SMALL_PACE
+
+pytestmark = pytest.mark.proof
 
 
 async def test_kills_and_cuts_under_load_lose_nothing_double_nothing_and_need_nobody() -> None:

@@ -18,6 +18,7 @@ import asyncpg
 from serving import ROOT, until
 
 from webhooks.database import ABANDONED_SECONDS
+from webhooks.writer import FAILURES
 
 from .building import command
 from .commit_points import Points
@@ -31,6 +32,9 @@ RESET_SHARE = 0.5
 SLOW = 0.15
 """Seconds that everything takes more, each way."""
 FULL_DISK = 8.0
+"""Seconds."""
+SEGMENTS = 40
+"""More than the write-ahead log may have set aside."""
 STEP_SHARE = 0.8
 """How far the clock is set, as a share of the grace: what is judged by the clock has that much leeway."""
 UNSEEN = 10.0
@@ -216,13 +220,22 @@ async def _locked(world: World, statement: str) -> None:
         connection.terminate()
 
 
+NEXT_WAL = "SELECT pg_logical_emit_message(false, 'chaos', ''), pg_switch_wal()"
+
+
 async def disk_full(world: World) -> str:
+    """Leave no byte of the disk; once what was set aside for the write-ahead log is used, PostgreSQL ends itself."""
     assert world.disk is not None
     refused = world.postgres.refused
     await asyncio.to_thread(world.disk.fill)
-    await asyncio.sleep(FULL_DISK)
+    await asyncio.sleep(FULL_DISK / 2)
+    with suppress(*FAILURES):
+        connection = await asyncpg.connect(world.postgres.dsn, timeout=5)
+        for _ in range(SEGMENTS):
+            await connection.execute(NEXT_WAL, timeout=5)
+    await asyncio.sleep(FULL_DISK / 2)
     world.disk.free()
-    return f"{world.postgres.refused - refused} starts failed"
+    return f"{world.postgres.refused - refused} starts of PostgreSQL failed"
 
 
 AHEAD = "SELECT extract(epoch FROM clock_timestamp())::float8 - $1"
