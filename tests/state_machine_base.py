@@ -31,7 +31,6 @@ RULES: Final = replace(kit.RULES, max_risk=0.03)
 STEP_SECONDS: Final = 60
 """Then a step waits for something that never comes."""
 
-
 ROWS = """
 SELECT *, clock_timestamp() AS seen_at FROM send_log WHERE send_key NOT LIKE 'neighbour:%'
 """

@@ -9,7 +9,9 @@ from typing import Any, Final
 import asyncpg
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from state_machine_base import KEY_OF, RECIPIENT, SENDS, Base
+from state_machine_ageing import Ageing
+from state_machine_base import KEY_OF, RECIPIENT, SENDS
+from state_machine_truth import NOTHING
 from state_machine_world import until_killed
 
 from reconciler.duplicates import look_at_events, look_at_retries
@@ -20,18 +22,25 @@ from webhooks.event import wire_key
 
 DAY: Final = timedelta(days=1)
 AGES: Final = Ages(rows=30 * DAY, events=60 * DAY, passes=30 * DAY, late_window=7 * DAY)
+PRUNES: Final = {"prunes": NOTHING, "prunes a month later": 35 * DAY, "prunes months later": 70 * DAY}
 
 
-class Daemon(Base):
+class Daemon(Ageing):
     """What is done now and then."""
 
     @rule(
-        work=st.sampled_from(["prunes", "prunes", "forgets", "finds duplicates"]), dies_at=st.none() | st.integers(2, 8)
+        work=st.sampled_from([*PRUNES, "forgets a recipient", "looks for duplicates"]),
+        dies_at=st.none() | st.integers(2, 8),
     )
     def the_daemon(self, work: str, dies_at: int | None) -> None:
         """`dies_at`: before which of its transactions it is killed."""
-        works = {"prunes": self.pruned, "forgets": self.forgotten, "finds duplicates": self.looked_for_duplicates}
-        self.do(works[work](dies_at))
+        if work in PRUNES:
+            self.do(self.let_time_pass(SENDS, PRUNES[work]))
+            self.do(self.pruned(dies_at))
+        elif work == "forgets a recipient":
+            self.do(self.forgotten(dies_at))
+        else:
+            self.do(self.looked_for_duplicates(dies_at))
 
     async def pruned(self, dies_at: int | None) -> None:
         needed = await self.world.clock.fetch(NEEDED)

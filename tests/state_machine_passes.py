@@ -28,7 +28,7 @@ from webhooks.event import wire_key
 DAY: Final = timedelta(days=1)
 WISHES: Final = st.sampled_from(["hold", "hold", "release", "fail"])
 MINUTES, HOURS, DAYS = timedelta(minutes=2), timedelta(hours=2), timedelta(days=2)
-TIMES: Final = st.sampled_from([MINUTES, HOURS, HOURS, HOURS, DAYS, 35 * DAY, 70 * DAY])
+TIMES: Final = st.sampled_from([MINUTES, HOURS, HOURS, HOURS, DAYS, 70 * DAY])
 LATER: Final = st.sampled_from([NOTHING, NOTHING, MINUTES, HOURS, HOURS, HOURS, DAYS])
 """At two hours the feed can speak of absence; after two days passes give up."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 WINDOW: Final = timedelta(days=1)
 """How long the provider keeps our native idempotency key."""
@@ -84,6 +84,9 @@ class Message:
 
     def __repr__(self) -> str:
         return f"{self.id} of {self.attempt}"
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        printer.text(repr(self))  # so Hypothesis prints it
 
     @property
     def key(self) -> str:

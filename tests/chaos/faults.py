@@ -230,9 +230,10 @@ async def disk_full(world: World) -> str:
     await asyncio.to_thread(world.disk.fill)
     await asyncio.sleep(FULL_DISK / 2)
     with suppress(*FAILURES):
-        connection = await asyncpg.connect(world.postgres.dsn, timeout=5)
-        for _ in range(SEGMENTS):
-            await connection.execute(NEXT_WAL, timeout=5)
+        async with AsyncExitStack() as stack:
+            connection = await _hold(world, stack)
+            for _ in range(SEGMENTS):
+                await connection.execute(NEXT_WAL, timeout=5)
     await asyncio.sleep(FULL_DISK / 2)
     world.disk.free()
     return f"{world.postgres.refused - refused} starts of PostgreSQL failed"
