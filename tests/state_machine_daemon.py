@@ -36,6 +36,7 @@ class Daemon(Ageing):
         """`dies_at`: before which of its transactions it is killed."""
         if work in PRUNES:
             self.do(self.let_time_pass(SENDS, PRUNES[work]))
+            self.do(self.observe())  # what is pruned is judged as it was then
             self.do(self.pruned(dies_at))
         elif work == "forgets a recipient":
             self.do(self.forgotten(dies_at))
