@@ -24,7 +24,7 @@ import asyncpg
 import pytest
 import structlog
 from aws_server import aws, moto_url  # noqa: F401 - fixtures
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from places import PREFIX, parent_folder
 from program import config, logs_as_before, program  # noqa: F401 - fixtures
 
@@ -37,6 +37,9 @@ TEMPLATE = "template_of_tests"
 
 # An example has no deadline: how long it takes says how busy the machine is.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "mutants", settings.get_profile("tests"), max_examples=1000, phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile("tests")
 
 
