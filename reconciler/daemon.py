@@ -27,7 +27,7 @@ from reconciler.health import Health
 from reconciler.idempotency import Store, delete_old
 from reconciler.outbox import OUTBOX_SECONDS
 from reconciler.postgres import EmbeddedPostgres
-from reconciler.process import listen_http, stop_on_signals, until_open
+from reconciler.process import listen_http, stop_on_signals, unless_stopped
 from reconciler.reconcile import Policies, run_pass
 from reconciler.reload import reload_on
 from reconciler.restore import Heart
@@ -40,6 +40,7 @@ from reconciler.tokens import Tokens
 from reconciler.ui.application import add_ui
 from reconciler.ui.data import UI_CONNECTIONS, Data
 from reconciler.watch import WATCH_SECONDS
+from reconciler.workers import stop_with_parent
 from reconciler.works import Works, by_settings, close_archive, tell_pass, upload
 from webhooks.archive import Archive
 from webhooks.counters import Counters
@@ -83,14 +84,20 @@ def calm_collector() -> None:
     gc.set_threshold(50_000)
 
 
-async def serve(settings: Settings, only: Only = None, read: Callable[[], Settings] | None = None) -> None:
+async def serve(
+    settings: Settings, only: Only = None, read: Callable[[], Settings] | None = None, worker: int = 0
+) -> None:
     """Serve until SIGTERM or SIGINT, then end what was begun and return; a second signal exits at once.
 
-    `only` leaves out the other half. `read` gives the settings anew at a SIGHUP, which ends it without. Raises
-    UserError where a person must help: port in use, account or database name refused, old schema. A database that is
-    away is waited for.
+    `only` leaves out the other half. `read` gives the settings anew at a SIGHUP, which ends it without. `worker` is
+    the number of one of several receivers that share the port (`workers`). Raises UserError where a person must help:
+    port in use, account or database name refused, old schema. A database that is away is waited for.
     """
     daemon = Daemon(settings, only)
+    if worker:
+        structlog.contextvars.bind_contextvars(worker=worker)
+        stop_with_parent()
+        daemon.health.shared_port = settings.receiver.port
     async with AsyncExitStack() as stack:  # left from the end: the last thing entered is the first to stop
         hung_up = asyncio.Event() if read else None
         stop = stop_on_signals(stack, hung_up)
@@ -98,13 +105,13 @@ async def serve(settings: Settings, only: Only = None, read: Callable[[], Settin
         fetch = await stack.enter_async_context(open_fetch())
         runner = make_runner(daemon.app(fetch), DRAIN_SECONDS)
         stack.push_async_callback(runner.cleanup)
-        urls = await listen_http(runner, settings)
+        urls = await listen_http(runner, settings, worker)
         stack.callback(daemon.drain)
         if read and hung_up:
             reloading = asyncio.create_task(reload_on(hung_up, read, settings, daemon.take), name="reload")
             stack.callback(reloading.cancel)
         calm_collector()
-        await until_open(stop, daemon.open(partial(_tell_feeds, settings, only, urls)))
+        await unless_stopped(stop, daemon.open(partial(_tell_feeds, settings, only, urls)))
         await stop.wait()
         _log.info("stopping")
     _log.info("stopped")

@@ -28,6 +28,8 @@ class Health:
 
     def __init__(self, feeds: Collection[str], seconds: Callable[[], float] = time.monotonic) -> None:
         self.draining = False
+        self.shared_port: int | None = None
+        """The port that other processes answer at as well."""
         self._feeds = feeds
         self._seconds = seconds
         self._problem: str | None = "starting"
@@ -77,8 +79,12 @@ class Health:
         detail = {"ready": problem is None, "problem": problem, "feeds": feeds}
         return web.json_response(detail, status=200 if problem is None else 503)
 
-    async def metrics(self, _request: web.Request) -> web.Response:
-        """Answer `/metrics`."""
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Answer `/metrics`, but not where each time another process would answer: its counts would jump."""
+        at = request.transport and request.transport.get_extra_info("sockname")
+        if at and at[1] == self.shared_port:
+            text = f"each worker tells its own figures, at the port that lies as many above {at[1]} as its number says"
+            return web.json_response({"detail": text}, status=421)
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     def add_routes(self, app: web.Application) -> None:

@@ -7,9 +7,9 @@ import asyncio
 import errno
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -17,18 +17,18 @@ from reconciler.errors import UserError
 from reconciler.settings import Settings
 
 
-async def until_open(stop: asyncio.Event, opening: Coroutine[Any, Any, None]) -> None:
-    """Wait until it is open, or give up opening when told to stop. Raises what opening raises."""
-    opened = asyncio.create_task(opening, name="open")
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Wait until the work is done, or cancel it when told to stop. Raises what the work raises."""
+    done = asyncio.create_task(work, name="work")
     stopped = asyncio.create_task(stop.wait(), name="stop")
     try:
-        await asyncio.wait((opened, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if opened.done():
-            opened.result()
+        await asyncio.wait((done, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if done.done():
+            done.result()
     finally:
-        opened.cancel()
+        done.cancel()
         stopped.cancel()
-        await asyncio.gather(opened, stopped, return_exceptions=True)
+        await asyncio.gather(done, stopped, return_exceptions=True)
 
 
 def stop_on_signals(stack: AsyncExitStack, hung_up: asyncio.Event | None = None) -> asyncio.Event:
@@ -63,17 +63,42 @@ def _has_terminal() -> bool:
     return True
 
 
-async def listen_http(runner: web.AppRunner, settings: Settings) -> list[str]:
-    """Begin to answer, and return the addresses. Raises UserError where the port can't be had."""
+async def take_ports(
+    stack: AsyncExitStack, runner: web.AppRunner, settings: Settings, worker: int = 0
+) -> list[asyncio.Server]:
+    """Return what has our ports until the stack is left, and refuses connections until it is told to serve.
+
+    A worker, which has a number, shares the port with others, and is reached alone at the one that is so many higher.
+    Raises UserError where a port can't be had.
+    """
     host, port = settings.receiver.host, settings.receiver.port
     await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
-    except UnicodeError as error:
-        raise UserError(f"receiver.host {host!r} is no name of a host: set receiver.host") from error
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise UserError(f"port {port} on {host} is in use: stop the other program, or set receiver.port") from error
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # resolvers' are < 0
-        raise UserError(f"port {port} on {host} can't be had ({reason}): set receiver.host or receiver.port") from error
-    return [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port, *_ in runner.addresses]
+    servers = []
+    for at, shared in ((port, True), (port + worker, False)) if worker else ((port, False),):
+        try:
+            server = await asyncio.get_running_loop().create_server(
+                cast("web.Server", runner.server), host, at, backlog=128, reuse_port=shared, start_serving=False
+            )
+        except (OSError, UnicodeError) as error:
+            raise no_such_port(host, at, error) from error
+        stack.callback(server.close)
+        servers.append(server)
+    return servers
+
+
+def urls_of(servers: Sequence[asyncio.Server]) -> list[str]:
+    """Return the addresses at which they are reached."""
+    places = [socket.getsockname() for server in servers for socket in server.sockets]
+    return [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port, *_ in places]
+
+
+def no_such_port(host: str, port: int, error: OSError | OverflowError | UnicodeError) -> UserError:
+    """Return the line that says why a port can't be listened on."""
+    if isinstance(error, UnicodeError):
+        return UserError(f"receiver.host {host!r} is no name of a host: set receiver.host")
+    if not isinstance(error, OSError):
+        return UserError(f"there is no port {port}: set receiver.port")
+    if error.errno == errno.EADDRINUSE:
+        return UserError(f"port {port} on {host} is in use: stop the other program, or set receiver.port")
+    reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # resolvers' are < 0
+    return UserError(f"port {port} on {host} can't be had ({reason}): set receiver.host or receiver.port")

@@ -63,12 +63,12 @@ def promises(app: App, as_json: bool) -> None:
 
 
 async def _until_told_to_stop(app: App) -> list[Tried]:
-    from reconciler.process import stop_on_signals, until_open
+    from reconciler.process import stop_on_signals, unless_stopped
 
     tried: list[Tried] = []
     async with AsyncExitStack() as stack:
         stop = stop_on_signals(stack)  # SIGTERM, too, has to leave the database as it was
-        await until_open(stop, _put_to_test(app, tried))
+        await unless_stopped(stop, _put_to_test(app, tried))
         if stop.is_set():
             raise Interrupted("interrupted: nothing is said of the promises")
     return tried

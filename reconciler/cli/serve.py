@@ -12,16 +12,46 @@ import click
 
 from reconciler.cli.root import App, Command
 
+Only = Literal["receiver", "reconciler"] | None
 
-@click.command(cls=Command, epilog="Example: reconciler serve --config reconciler.toml")
+
+@click.command(cls=Command, epilog="Example: reconciler --config reconciler.toml serve")
 @click.option("--only", type=click.Choice(["receiver", "reconciler"]), help="Run just this half.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    default=1,
+    metavar="N",
+    help="Receivers, each a process, that share receiver.port; figures are at the N ports above it.",
+)
+@click.option("--worker", type=int, default=0, hidden=True)
 @click.pass_obj
-def serve(app: App, only: Literal["receiver", "reconciler"] | None) -> None:
+def serve(app: App, only: Only, workers: int, worker: int) -> None:
     """Receive events and decide about sends, until SIGTERM or Ctrl-C. SIGHUP reads the settings again.
 
     Logs go to stderr. Without database.url it brings up its own PostgreSQL in database.data_dir.
     """
+    if workers > 1 and only != "receiver":
+        raise click.UsageError("--workers needs --only receiver: passes and the API are another process's")
     app.configure_logs()
+    if workers > 1:
+        _serve_with_workers(app, workers)
+    else:
+        _serve(app, only, worker)
+
+
+def _serve_with_workers(app: App, count: int) -> None:
+    from reconciler.workers import WorkersEnded, serve_with_workers
+
+    config = ["--config", str(app.config)] if app.config else []
+    command = [sys.executable, "-m", "reconciler", *config, "serve", "--only", "receiver"]
+    try:
+        asyncio.run(serve_with_workers(app.settings, count, command))
+    except WorkersEnded:
+        sys.exit(1)
+
+
+def _serve(app: App, only: Only, worker: int) -> None:
     from reconciler import daemon
 
     loop_factory = None
@@ -31,7 +61,7 @@ def serve(app: App, only: Literal["receiver", "reconciler"] | None) -> None:
         loop_factory = uvloop.new_event_loop
         _allow_connections()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(daemon.serve(app.settings, only, app.read_settings))
+        runner.run(daemon.serve(app.settings, only, app.read_settings, worker))
 
 
 def _allow_connections() -> None:
