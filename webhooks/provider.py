@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
+import msgspec
+
 from webhooks.event import Event, Kind, Testimony
 from webhooks.reply import Reply
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """One request as it arrived: headers are asked for in lower case, the body is inflated but otherwise exact."""
 
     body: bytes
@@ -51,8 +52,7 @@ class Feed:
     """Where AWS is, for one that is not Amazon's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(msgspec.Struct, frozen=True, gc=False):
     """The delivery is the provider's."""
 
 
@@ -86,8 +86,7 @@ class Handshake:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(msgspec.Struct, frozen=True, gc=False):
     """What one delivery holds. A control message (ping, validation sentence) has no events and names itself."""
 
     events: Sequence[Event] = ()
@@ -96,7 +95,7 @@ class Parsed:
     confirm_url: str | None = None
     """A URL that the receiver must GET once to complete a handshake; already checked by `verify`."""
     answer: Handshake | None = None
-    anomalies: Mapping[str, int] = field(default_factory=dict)
+    anomalies: Mapping[str, int] = {}
     """Oddities that are counted, by a short stable word (`duplicate_keys`, `damaged`)."""
 
 
