@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,12 +55,12 @@ def policies(rules: Rules, limit: Limit) -> Policies:
 
 
 async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
-    """Fill two templates, compare the pass with its limit, and weigh a pass over a tenth of the claims against it."""
+    """Compare the pass with its limit and with one beside a shorter log; weigh one over a tenth of the claims."""
     claims, small, others = scale.of(CLAIMS), scale.of(SMALL), scale.of(OTHERS)
     await _prepare(embedded, "backlog", claims, others)
 
-    async def ours() -> float:
-        async with _round(embedded, "backlog") as dsn:
+    async def ours(template: str = "backlog") -> float:
+        async with _round(embedded, template) as dsn:
             return claims / await timed_pass(dsn, claims)
 
     async def limit() -> float:
@@ -70,12 +71,15 @@ async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
     speed = await compare(name, "claims/s", 0.8, ours, limit, scale.rounds)
     speed.notes.append("the limit judges silence by three controls a side, the pass by its risk")
     speed.notes.append("no event lies in the time that the walk of outcomes covers")
+    await _prepare(embedded, "backlog_eighth", claims, others // 8)
+    name = f"(c) the same, to a pass beside an eighth of them ({others // 8:,})"
+    growth = await compare(name, "claims/s", 1 / 1.2, ours, partial(ours, "backlog_eighth"), min(3, scale.rounds))
     large_peak = await _peak(embedded, "backlog", claims)
     await _prepare(embedded, "backlog_small", small, others)
     small_peak = await _peak(embedded, "backlog_small", small)
     note = f"{large_peak / 1024:.0f} MB against {small_peak / 1024:.0f} MB"
     memory = Figure(f"(c) peak memory, {claims:,} claims to {small:,}", large_peak / small_peak, "x", 1.2, note)
-    return [speed, memory]
+    return [speed, growth, memory]
 
 
 async def _prepare(embedded: EmbeddedPostgres, name: str, claims: int, others: int) -> None:

@@ -23,21 +23,26 @@ BEGIN
 END $$
 """
 
-# Sends of the last 90 days that were answered, over four feeds, more of late, each heard of once. Those of the last
-# hours are the controls of the claims. Keys are hashes, so that nothing lies in the order in which it is looked for.
+# Sends of the last 90 days, over four feeds, more of late, each heard of once. Those of the last hours were answered:
+# they are the controls of the claims. Of those before, four in eleven are known from the feed only, as are the claims of
+# their time: that share is usual here, no burst. Keys are hashes, so that nothing lies in the order in which it is
+# looked for.
 FILL_SENT: Final = """
 INSERT INTO send_log (wire_key, send_key, state, feed, recipient, recipient_key, attempt, fence, claimed_by,
     first_claimed_at, claimed_at, submit_by, answered_at, provider_message_id, verdict_source, verdict_reason, sent_at,
     delivery, delivery_at, created_at, updated_at)
 SELECT left(encode(sha256(('sent:' || n)::bytea), 'hex'), 48), 'order.receipt:' || n || ':user' || n || '@example.com',
     'sent', 'feed-' || n % $2, 'user' || n || '@example.com', 'user' || n || '@example.com', 1, n, 'worker-' || n % 16,
-    at, at, at + interval '60 s', at + interval '300 ms', md5('message:' || n) || '@mx.example.com', 'sender',
-    'answered', at + interval '300 ms', 'delivered', at + interval '8 s', at, at
-FROM (SELECT n, clock_timestamp() - interval '5 min' - interval '90 days' * (1 - n / $1::float8) ^ 2 AS at
-      FROM generate_series(1, $1) AS n) AS sends
+    at, at, at + interval '60 s', CASE WHEN answered THEN at + interval '300 ms' END,
+    md5('message:' || n) || '@mx.example.com', CASE WHEN answered THEN 'sender' ELSE 'feed' END,
+    CASE WHEN answered THEN 'answered' ELSE 'accepted' END, at + interval '300 ms', 'delivered', at + interval '8 s',
+    at, at
+FROM (SELECT n, age, clock_timestamp() - interval '5 min' - age AS at,
+             age < interval '20 hours' OR n * 7 % 11 > 3 AS answered
+      FROM generate_series(1, $1) AS n, LATERAL (SELECT interval '90 days' * (1 - n / $1::float8) ^ 5) AS a(age)) AS sends
 """
 
-# A backlog of claims, one to six hours old. Of one in ten nothing was ever heard.
+# A backlog of claims, an hour to twenty old, as thick among the sends everywhere. Of one in ten nothing was heard.
 FILL_CLAIMED: Final = """
 INSERT INTO send_log (wire_key, send_key, state, feed, recipient, recipient_key, attempt, fence, claimed_by,
     first_claimed_at, claimed_at, submit_by, cause, next_check_at, created_at, updated_at)
@@ -45,7 +50,7 @@ SELECT left(encode(sha256(('claimed:' || n)::bytea), 'hex'), 48),
     'order.receipt:c' || n || ':user' || n || '@example.com',
     'claimed', 'feed-' || n % $2, 'user' || n || '@example.com', 'user' || n || '@example.com', 1, 100000000 + n,
     'worker-' || n % 16, at, at, at + interval '60 s', 'timed out', at + interval '16 min', at, at
-FROM (SELECT n, clock_timestamp() - interval '6 hours' + interval '5 hours' * (n / $1::float8) AS at
+FROM (SELECT n, clock_timestamp() - interval '90 days' * (0.2154 + 0.1766 * (1 - n / $1::float8)) ^ 5 AS at
       FROM generate_series(1, $1) AS n) AS claims
 """
 
