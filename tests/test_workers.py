@@ -141,12 +141,12 @@ async def test_workers_end_with_the_process_that_started_them(server: Server) ->
 async def test_a_port_that_another_program_has_is_not_shared_in_silence(tmp_path: Path, dsn: str, port: int) -> None:
     settings = {"RECONCILER_DATABASE__URL": dsn, "RECONCILER_RECEIVER__PORT": str(port)}
     arguments = ("--only", "receiver", "--workers", "2")
-    with socket.create_server(("127.0.0.1", port + 2), reuse_port=True):
+    with socket.create_server(("127.0.0.1", port), reuse_port=True):
         async with aiohttp.ClientSession() as session:
             second = await start(write_config(tmp_path), session, *arguments, **settings)
             assert await second.ended() == 1
     assert second.errors == [
-        f"reconciler: port {port + 2} on 127.0.0.1 is in use: stop the other program, or set receiver.port"
+        f"reconciler: port {port} on 127.0.0.1 is in use: stop the other program, or set receiver.port"
     ]
 
 
