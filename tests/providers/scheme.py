@@ -8,10 +8,11 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from msgspec.structs import replace
 from sns_signer import CertificateStore
 from spoiling import DELETE, Place, changed, value_at
 

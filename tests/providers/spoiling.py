@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
+
+from msgspec.structs import replace
 
 from webhooks.provider import Delivery
 

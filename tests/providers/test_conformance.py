@@ -10,7 +10,6 @@ import os
 import re
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from conformance_kit import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from spoiling import DELETE, changed, paths, value_at, value_of, with_value
 
 import webhooks.providers

@@ -14,6 +14,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from judging import BASIC, FEED, TESTS, reason
+from msgspec import structs
 from sns_signer import SCALEWAY_TOPIC, Authority, CertificateStore, FakeScaleway, FakeSNS, _key, authority
 
 from webhooks import sns
@@ -339,10 +340,10 @@ async def test_no_other_url_is_ever_confirmed(scaleway, url):
 async def test_a_password_confirms_no_subscription_but_carries_events_where_no_topics_are_set(scaleway):
     feed = Feed("scaleway-main", "scaleway", ("basic:user:password",))
     event = delivered(scaleway)
-    carried = replace(event, headers={**event.headers, **BASIC})
+    carried = structs.replace(event, headers={**event.headers, **BASIC})
     assert await PROVIDER.verify(carried, feed, NOW, scaleway.store) == Verified()
     assert reason(await PROVIDER.verify(event, feed, NOW, scaleway.store)) == "topic"
     confirmation = scaleway.delivery(scaleway.message("confirm", now=NOW, type="SubscriptionConfirmation"))
-    carried = replace(confirmation, headers={**confirmation.headers, **BASIC})
+    carried = structs.replace(confirmation, headers={**confirmation.headers, **BASIC})
     assert reason(await PROVIDER.verify(carried, feed, NOW, scaleway.store)) == "topic"
     assert scaleway.store.calls == []

@@ -8,11 +8,12 @@ import hmac
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal
 from urllib.parse import urlencode
+
+from msgspec.structs import replace
 
 from webhooks.asking import Api, ApiError, Query, by_halves, credential, items, needed
 from webhooks.event import (
