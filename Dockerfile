@@ -17,7 +17,7 @@ COPY reconciler ./reconciler
 # held against the time of a file is the same each time. (The versions are those of the files.)
 # hadolint ignore=DL3013
 RUN python -m venv --without-pip /opt/esp-reconciler \
- && pip --python /opt/esp-reconciler install --no-index --find-links /wheels --no-compile '.[aws]' \
+ && pip --python /opt/esp-reconciler install --no-index --find-links /wheels --no-compile '.[aws,otel]' \
  && pip --python /opt/esp-reconciler check \
  && PYTHONHASHSEED=0 python -m compileall -q -f --invalidation-mode unchecked-hash /opt/esp-reconciler/lib
 

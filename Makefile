@@ -2,7 +2,7 @@
 BIN ?= .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help lint types imports test proofs check bench calibration simulation chaos campaign-proof laws-proof mutants lock build
+.PHONY: help lint types imports test proofs check bench calibration simulation chaos campaign-proof laws-proof mutants docs docs-serve lock build
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,7 @@ proofs: $(BIN)/python ## Run the tests that take minutes: kills, faults, whole r
 check: lint types imports test ## Style, types, imports, tests
 
 bench: $(BIN)/python ## Measure the receiver and the pass (minutes; not part of check)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
 calibration: $(BIN)/python ## Judge what releases state in invented worlds (half an hour; not part of check)
@@ -50,14 +51,22 @@ laws-proof: $(BIN)/python ## Try the laws in 1,000 invented orders of things (te
 mutants: $(BIN)/python ## Break each law by a small patch: the test that holds it must fail
 	$(BIN)/python -m tests.mutants
 
+docs: $(BIN)/python ## Write what documents take from the code, and build their site into build/site
+	$(BIN)/python -m tests.settings_page
+	$(BIN)/python -m tests.provider_pages
+	$(BIN)/properdocs build --strict
+
+docs-serve: $(BIN)/python ## Show the site of the documents while they are being written
+	$(BIN)/properdocs serve
+
 lock: ## Write constraints.txt and requirements.lock anew, from pyproject.toml
 	python3 -m venv build/lock && build/lock/bin/pip install -q uv
-	build/lock/bin/uv pip compile -q pyproject.toml --extra dev --python-version 3.11 --universal \
+	build/lock/bin/uv pip compile -q pyproject.toml --extra dev --extra bench --python-version 3.11 --universal \
 	  --no-header --no-annotate -o constraints.txt
-	echo 'hatchling>=1.27' | build/lock/bin/uv pip compile -q pyproject.toml - --extra aws --extra embedded \
+	echo 'hatchling>=1.27' | build/lock/bin/uv pip compile -q pyproject.toml - --extra aws --extra embedded --extra otel \
 	  --python-version 3.11 --universal --generate-hashes --no-header --no-annotate -o requirements.lock
 
-build: $(BIN)/python ## Build the source archive, and the wheel from it, into dist/
+build: ## Build the source archive, and the wheel from it, into dist/
 	python3 -m venv build/hatch && build/hatch/bin/pip install -q 'hatchling>=1.27'
 	rm -rf dist
 	build/hatch/bin/python -m hatchling build -t sdist -d dist

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
+from reconciler import tracing
 from reconciler.claims import Released, as_released, boot_time, claim_options
 from reconciler.guard import BatchExecutor, refuse_transaction
 
@@ -53,11 +54,13 @@ async def batches(
     after = ""
     while True:
         refuse_transaction(executor)
-        asked_at = boot_time()
+        asked_at, began = boot_time(), tracing.begin()
         rows = await executor.fetch(CLAIM, name, size, claim_options({**options, "after": after}))
         claims = _parsed(rows[0]["claims"])
         if granted := [one for one in claims if one["outcome"] == "claimed"]:
-            yield as_released(granted, asked_at, provider)
+            released = as_released(granted, asked_at, provider)
+            tracing.claimed_all([one.claim for one in released], None, began, "send_claim_campaign_commit")
+            yield released
         if claims:
             after = claims[-1]["wire_key"]
         elif after:

@@ -236,6 +236,18 @@ def check_call(key: str, provider: str | None, options: Mapping[str, Any]) -> No
         )
 
 
+def refuse_fingerprint(provider: str | None, options: Mapping[str, Any]) -> None:
+    """Raise GuardError where a send of several would be retried under a key that its provider never had.
+
+    Beside a fingerprint a claim allows a retry with the same idempotency key, but in a batch that key is the call's.
+    """
+    if provider is not None and options.get("fingerprint") is not None and stamp(provider, "any").headers:
+        raise GuardError(
+            f"{provider} keeps one idempotency key for a whole call, so that a send of a batch can't be retried with "
+            "its own: leave out fingerprint here, or send each by itself"
+        )
+
+
 def refuse_nonce(options: Mapping[str, Any]) -> None:
     """Raise GuardError where whoever submits has a nonce: with it another caller would be granted the same claim."""
     if "nonce" in options:

@@ -9,7 +9,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -19,7 +19,7 @@ import asyncpg
 import structlog
 from aiohttp import web
 
-from reconciler import composition, metrics
+from reconciler import composition, distributed, metrics
 from reconciler.caps import CAPS_SECONDS
 from reconciler.errors import DatabaseUnavailable, UserError
 from reconciler.figures import FIGURES_SECONDS
@@ -27,16 +27,18 @@ from reconciler.health import Health
 from reconciler.idempotency import Store, delete_old
 from reconciler.outbox import OUTBOX_SECONDS
 from reconciler.postgres import EmbeddedPostgres
-from reconciler.process import listen_http, stop_on_signals, unless_stopped
+from reconciler.process import begin_to_answer, stop_on_signals, take_ports, unless_stopped, urls_of
 from reconciler.reconcile import Policies, run_pass
 from reconciler.reload import reload_on
 from reconciler.restore import Heart
 from reconciler.retention import PRUNE_SECONDS
 from reconciler.scheduler import Clock, Worker, finish, listen, reason_of
+from reconciler.self_check import TELL_SECONDS, SelfCheck
 from reconciler.sends_http import API_LOCK_SECONDS, add_api, callers
 from reconciler.sends_routes import API_CONNECTIONS
 from reconciler.settings import Settings
 from reconciler.tokens import Tokens
+from reconciler.traced import Traced
 from reconciler.ui.application import add_ui
 from reconciler.ui.data import UI_CONNECTIONS, Data
 from reconciler.watch import WATCH_SECONDS
@@ -46,7 +48,7 @@ from webhooks.archive import Archive
 from webhooks.counters import Counters
 from webhooks.database import ACQUIRE_SECONDS, BoundedPool
 from webhooks.fetch import open_fetch
-from webhooks.inbox import Inbox, InboxBusy, InboxUnavailable
+from webhooks.inbox import InboxBusy, InboxUnavailable
 from webhooks.intake import Intake, Keep
 from webhooks.provider import Feed, Fetch
 from webhooks.receiver import RECEIVER, Limits, Receiver, add_receiver, make_runner
@@ -58,6 +60,8 @@ Only = Literal["receiver", "reconciler"] | None
 
 RETRY_SECONDS: Final = 3.0
 """How long after a database that could not be used at start it is tried again."""
+ANSWER_SECONDS: Final = 5.0
+"""How long at most nobody is answered at start, before the database was reached."""
 CHECK_SECONDS: Final = 2.0
 FLUSH_SECONDS: Final = 5.0
 ARCHIVE_SECONDS: Final = 1.0
@@ -101,17 +105,19 @@ async def serve(
     async with AsyncExitStack() as stack:  # left from the end: the last thing entered is the first to stop
         hung_up = asyncio.Event() if read else None
         stop = stop_on_signals(stack, hung_up)
+        stack.push_async_callback(daemon.traced.close)
         stack.push_async_callback(daemon.close)
         fetch = await stack.enter_async_context(open_fetch())
         runner = make_runner(daemon.app(fetch), DRAIN_SECONDS)
         stack.push_async_callback(runner.cleanup)
-        urls = await listen_http(runner, settings, worker)
+        stack.push_async_callback(runner.wind_down)
+        servers = await take_ports(stack, runner, settings, worker)
         stack.callback(daemon.drain)
         if read and hung_up:
             reloading = asyncio.create_task(reload_on(hung_up, read, settings, daemon.take), name="reload")
             stack.callback(reloading.cancel)
         calm_collector()
-        await unless_stopped(stop, daemon.open(partial(_tell_feeds, settings, only, urls)))
+        await unless_stopped(stop, daemon.open(partial(_tell_feeds, settings, only, urls_of(servers)), servers))
         await stop.wait()
         _log.info("stopping")
     _log.info("stopped")
@@ -125,11 +131,12 @@ class Daemon:
         self._receives, self._reconciles = only != "reconciler", only != "receiver"
         self.health = Health(settings.feeds if self._receives else ())
         self._counters = Counters()
-        self._inbox = Inbox(queue_events=settings.receiver.queue_events, queue_bytes=settings.receiver.queue_bytes)
+        self._who = f"{socket.gethostname()}:{os.getpid()}"
+        self.traced = Traced(settings.tracing, self._who)
+        self._inbox = self.traced.inbox(settings.receiver)
         self._receiver: Receiver | None = None
         self._queues: list[QueueReader] = []
         self._archive: Archive | None = None
-        self._who = f"{socket.gethostname()}:{os.getpid()}"
         self._heart = Heart(settings.database.data_dir, self._who)
         self._clock = Clock()
         self._api = Store(retention=settings.api.idempotency_retention)  # its pool comes once the database was reached
@@ -155,7 +162,8 @@ class Daemon:
         if self._receives:
             feeds = composition.feeds(self._settings)
             intake = Intake(self._inbox, fetch, lambda: datetime.now(UTC), self._counters, self._keep())
-            add_receiver(app, feeds, intake, fetch, Limits(max_body=self._settings.receiver.max_body))
+            limits = Limits(max_body=self._settings.receiver.max_body)
+            add_receiver(app, feeds, intake, fetch, limits, watch=self.traced.watch)
             self._receiver = app[RECEIVER]
             self._queues = [self._queue(feed, intake) for feed in feeds.values() if feed.queue_url]
         if self._reconciles:  # it works on sends, which a mere receiver doesn't touch
@@ -202,19 +210,27 @@ class Daemon:
             self._ui.take(settings)
 
     def drain(self) -> None:
-        """Take no new deliveries, and tell probes so."""
+        """Take no more from queues, and tell probes so. Requests on connections that are open yet are answered."""
         self.health.draining = True
-        if self._receiver is not None:
-            self._receiver.draining = True
         for queue in self._queues:
             queue.stop()
 
-    async def open(self, tell_serving: Callable[[], None]) -> None:
+    async def open(self, tell_serving: Callable[[], None], servers: Sequence[asyncio.Server] = ()) -> None:
         """Wait for the database, then begin all work. Raises UserError where waiting would not help.
 
-        `tell_serving` is called after the first try: whoever is refused for good never reads that it serves.
+        `tell_serving` is called after the first try: whoever is refused for good never reads that it serves. Nor do
+        `servers` answer before, unless it takes long: what comes while all is well is not turned away.
         """
-        reason = await self._try_to_open()
+        trying = asyncio.create_task(self._try_to_open())
+        try:
+            await asyncio.wait((trying,), timeout=ANSWER_SECONDS)
+            if trying.done():
+                trying.result()
+            await begin_to_answer(servers)
+            reason = await trying
+        finally:
+            trying.cancel()
+            await asyncio.gather(trying, return_exceptions=True)
         tell_serving()
         while reason is not None:
             self.health.note_check("the database is not available")
@@ -228,6 +244,7 @@ class Daemon:
             async with AsyncExitStack() as stack:
                 await self._open(stack)
                 self._opened = stack.pop_all()
+                self.health.note_check(None)
         except DatabaseUnavailable as error:
             if not _may_pass(error.__cause__, embedded=not self._settings.database.url):
                 raise
@@ -239,6 +256,8 @@ class Daemon:
     async def _open(self, stack: AsyncExitStack) -> None:
         database = await stack.enter_async_context(composition.open_database(self._settings))
         pool = await self._pool(stack, database.dsn, PASS_CONNECTIONS, "reconciler")
+        if self._reconciles:
+            await distributed.refuse_outbox(pool, self._settings.outbox)
         if self._receives:
             # At least its writer's and one for everything else; never a connection that a pass could hold.
             size = max(2, self._settings.database.pool_max_size)
@@ -274,6 +293,8 @@ class Daemon:
         self._works = partial(by_settings, pool=pool, who=self._who, passes=passing, note_feeds=note_feeds)
         works = self._works(self._settings)
         self._worker("figures", works["figures"], "figures_not_read", FIGURES_SECONDS)
+        check = SelfCheck(self._who, reconciles=self._reconciles)
+        self._worker("self check", partial(check.tell, pool), "self_check_not_told", TELL_SECONDS)
         if self._reconciles:
             self._worker("heartbeat", partial(self._heart.beat, pool), "heartbeat_failed", CHECK_SECONDS)
             every = self._settings.reconcile.every.total_seconds()
@@ -326,6 +347,7 @@ class Daemon:
             if look_at_failed:
                 looked_at_failed = began
             metrics.note_pass(report.counts, time.monotonic() - began)
+            await self.traced.passed(pool, self._who, report.counts)
             await tell_pass(pool, self._who, report.counts)
 
         return one_pass

@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from reconciler import tracing
 from reconciler.claims import (
     CANCELLED_SECONDS,
     FIRST_PAUSE,
@@ -116,7 +117,7 @@ async def claim(executor: Executor, key: str, feed: str, *, provider: str | None
     """
     refuse_transaction(executor)
     check_call(key, provider, options)
-    asked_at = boot_time()
+    asked_at, began = boot_time(), tracing.begin()
     try:
         row = await executor.fetchrow(CLAIM, key, feed, claim_options(options))
     except Exception as error:
@@ -124,6 +125,7 @@ async def claim(executor: Executor, key: str, feed: str, *, provider: str | None
             raise missing from error
         raise
     claimed = as_claim(key, row, asked_at, provider)
+    tracing.claimed(claimed, feed, began)
     if problem := known_id_problem(claimed, options):
         await fail(executor, claimed, "wrong known_message_id", not_sent=True)
         raise GuardError(problem)
@@ -138,11 +140,13 @@ async def confirm(executor: Executor, claimed: Claim, message_id: str | None, re
 
     `message_id` is the provider's, as its answer gave it. `duplicate` means that another attempt was accepted too.
     """
+    began = tracing.begin()
     refuse_transaction(executor)
     row = await executor.fetchrow(
         CONFIRM, claimed.send_key, claimed.fence, as_message_id(message_id), confirm_options(response)
     )
     outcome: Confirmed = row["outcome"]
+    tracing.confirmed(claimed, outcome, began)
     return outcome
 
 
@@ -155,9 +159,11 @@ async def fail(executor: Executor, claimed: Claim, reason: str, *, not_sent: boo
     not_sent=True: nothing left this machine (connection refused), the send is free again at once. False: the provider
     answered that it will not send. None: can't tell (time-out, reset, 5xx); the claim stays and is reconciled.
     """
+    began = tracing.begin()
     refuse_transaction(executor)
     row = await executor.fetchrow(FAIL, claimed.send_key, claimed.fence, storable(reason), not_sent)
     outcome: Failed = row["outcome"]
+    tracing.failed(claimed, not_sent, outcome, began)
     return outcome
 
 
@@ -240,9 +246,11 @@ async def claim_released(
     it. Options: submit_within, claimed_by. Raises as `claim`.
     """
     refuse_transaction(executor)
-    asked_at = boot_time()
+    asked_at, began = boot_time(), tracing.begin()
     row = await executor.fetchrow(CLAIM_RELEASED, feed, most, claim_options(options))
-    return as_released(row["claims"], asked_at, provider)
+    released = as_released(row["claims"], asked_at, provider)
+    tracing.claimed_all([one.claim for one in released], feed, began, "send_claim_released_commit")
+    return released
 
 
 async def _submitted(submit: Callable[[Claim], Awaitable[object]], claimed: Claim) -> Result:
@@ -253,16 +261,22 @@ async def _submitted(submit: Callable[[Claim], Awaitable[object]], claimed: Clai
 @asynccontextmanager
 async def _recorded(executor: Executor, send: Sending) -> AsyncIterator[None]:
     """Store how the block went: by the answer that it sets, or by what it raises, which goes on."""
+    began = tracing.begin()
     try:
         send.claim.seconds_left()  # a worker that was frozen has none: whoever got the send next may be submitting it
         yield
         result = await read_answer(send.answer, send.claim.provider)
     except asyncio.CancelledError as error:  # a cause makes the send easier to decide
-        await until_told(partial(_report, executor, send.claim, failure(error)), CANCELLED_SECONDS)
+        result = failure(error)
+        tracing.submitted(send.claim, result, began, error)
+        await until_told(partial(_report, executor, send.claim, result), CANCELLED_SECONDS)
         raise
     except Exception as error:
-        send.sent = await _stored(executor, send.claim, failure(error, send.claim.provider), error)
+        result = failure(error, send.claim.provider)
+        tracing.submitted(send.claim, result, began, error)
+        send.sent = await _stored(executor, send.claim, result, error)
         raise
+    tracing.submitted(send.claim, result, began)
     send.sent = await _stored(executor, send.claim, result)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from reconciler import tracing
 from reconciler.claims import (
     CANCELLED_SECONDS,
     DEADLOCK_PAUSE,
@@ -33,6 +34,7 @@ from reconciler.claims import (
     is_deadlock,
     is_mistake,
     known_id_problem,
+    refuse_fingerprint,
     refuse_nonce,
     refused,
     results_of,
@@ -66,7 +68,8 @@ async def claim_many(
     refuse_transaction(executor)
     for key, options in sends.items():
         check_call(key, provider, options)
-    asked_at = boot_time()
+        refuse_fingerprint(provider, options)
+    asked_at, began = boot_time(), tracing.begin()
     wanted = feed, [*sends], [claim_options(options) for options in sends.values()]
     try:
         rows = await executor.fetch(CLAIM, *wanted)
@@ -77,6 +80,7 @@ async def claim_many(
         rows = await executor.fetch(CLAIM, *wanted)
     found = {row["key"]: as_claim(row["key"], row, asked_at, provider) for row in rows}
     claims = [found[key] for key in sends]
+    tracing.claimed_all(claims, feed, began, "send_claim")
     problems = [known_id_problem(claimed, sends[claimed.send_key]) for claimed in claims]
     if problem := next(filter(None, problems), None):
         granted = [claimed for claimed in claims if claimed.granted]
@@ -115,16 +119,18 @@ async def submit_claimed_many(executor: BatchExecutor, claims: Sequence[Claim], 
     """
     if not claims:
         return []
-    error = None
+    error, began = None, tracing.begin()
     try:
         results = await _answered(submit, claims)
     except asyncio.CancelledError as cancelled:
         results = results_of(claims, [failure(cancelled)])
+        tracing.submitted_all(claims, results, began, cancelled)
         await until_told(partial(_report, executor, claims, results), CANCELLED_SECONDS)
         raise
     except Exception as raised:  # noqa: BLE001 - classified, and the caller's to raise
         error = raised
         results = results_of(claims, [failure(raised, claims[0].provider)])
+    tracing.submitted_all(claims, results, began, error)
     outcomes = await until_told(partial(_report, executor, claims, results), STORE_SECONDS) or {}
     if error is not None and is_mistake(error):
         raise error
@@ -140,10 +146,13 @@ async def _answered(submit: Submit, claims: Sequence[Claim]) -> list[Result]:
 
 
 async def _report(executor: BatchExecutor, claims: Sequence[Claim], results: Sequence[Result]) -> dict[str, Outcome]:
-    return {
+    began = tracing.begin()
+    outcomes = {
         **await _confirm(executor, to_confirm(claims, results)),
         **await _fail(executor, to_fail(claims, results)),
     }
+    tracing.told_all(claims, results, outcomes, began)
+    return outcomes
 
 
 CONFIRM: Final = """

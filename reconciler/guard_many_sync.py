@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from reconciler import tracing
 from reconciler.claims import (
     DEADLOCK_PAUSE,
     Claim,
@@ -22,6 +23,7 @@ from reconciler.claims import (
     is_deadlock,
     is_mistake,
     known_id_problem,
+    refuse_fingerprint,
     refuse_nonce,
     refused,
     results_of,
@@ -41,7 +43,8 @@ def claim_many(
     """Claim several sends in one statement, each with its options. As `guard_many.claim_many`."""
     for key, options in sends.items():
         check_call(key, provider, options)
-    asked_at = boot_time()
+        refuse_fingerprint(provider, options)
+    asked_at, began = boot_time(), tracing.begin()
     wanted = feed, [*sends], [claim_options(options) for options in sends.values()]
     try:
         found = rows(executor, CLAIM, *wanted)
@@ -52,6 +55,7 @@ def claim_many(
         found = rows(executor, CLAIM, *wanted)
     by_key = {row["key"]: as_claim(row["key"], row, asked_at, provider) for row in found}
     claims = [by_key[key] for key in sends]
+    tracing.claimed_all(claims, feed, began, "send_claim")
     problems = [known_id_problem(claimed, sends[claimed.send_key]) for claimed in claims]
     if problem := next(filter(None, problems), None):
         granted = [claimed for claimed in claims if claimed.granted]
@@ -79,12 +83,13 @@ def send_many(
 
 
 def _submitted(executor: Executor, submit: Submit, claims: Sequence[Claim]) -> dict[str, Sent]:
-    error = None
+    error, began = None, tracing.begin()
     try:
         results = _answered(submit, claims)
     except Exception as raised:  # noqa: BLE001 - classified, and the caller's to raise
         error = raised
         results = results_of(claims, [failure(raised, claims[0].provider)])
+    tracing.submitted_all(claims, results, began, error)
     outcomes = until_told(partial(_report, executor, claims, results)) or {}
     if error is not None and is_mistake(error):
         raise error
@@ -101,10 +106,13 @@ def _answered(submit: Submit, claims: Sequence[Claim]) -> list[Result]:
 
 
 def _report(executor: Executor, claims: Sequence[Claim], results: Sequence[Result]) -> dict[str, Outcome]:
-    return {
+    began = tracing.begin()
+    outcomes = {
         **_confirm(executor, to_confirm(claims, results)),
         **_fail(executor, to_fail(claims, results)),
     }
+    tracing.told_all(claims, results, outcomes, began)
+    return outcomes
 
 
 def _confirm(executor: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:

@@ -25,6 +25,7 @@ from psycopg import Connection, RawCursor
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
+from reconciler import tracing
 from reconciler.claims import (
     FIRST_PAUSE,
     IN_TRANSACTION,
@@ -99,7 +100,7 @@ Executor = Connection[Any] | Pool
 def claim(executor: Executor, key: str, feed: str, *, provider: str | None = None, **options: Any) -> Claim:
     """Ask for the exclusive right to submit a send, and commit it. As `guard.claim`; psycopg's errors pass."""
     check_call(key, provider, options)
-    asked_at = boot_time()
+    asked_at, began = boot_time(), tracing.begin()
     try:
         row = _row(executor, CLAIM, key, feed, claim_options(options))
     except Exception as error:
@@ -107,6 +108,7 @@ def claim(executor: Executor, key: str, feed: str, *, provider: str | None = Non
             raise missing from error
         raise
     claimed = as_claim(key, row, asked_at, provider)
+    tracing.claimed(claimed, feed, began)
     if problem := known_id_problem(claimed, options):
         fail(executor, claimed, "wrong known_message_id", not_sent=True)
         raise GuardError(problem)
@@ -115,14 +117,17 @@ def claim(executor: Executor, key: str, feed: str, *, provider: str | None = Non
 
 def confirm(executor: Executor, claimed: Claim, message_id: str | None, response: Any = None) -> Confirmed:
     """Say that the provider took the message. As `guard.confirm`."""
-    said = (as_message_id(message_id), confirm_options(response))
+    began, said = tracing.begin(), (as_message_id(message_id), confirm_options(response))
     outcome: Confirmed = _row(executor, CONFIRM, claimed.send_key, claimed.fence, *said)["outcome"]
+    tracing.confirmed(claimed, outcome, began)
     return outcome
 
 
 def fail(executor: Executor, claimed: Claim, reason: str, *, not_sent: bool | None) -> Failed:
     """Say how a submission failed. As `guard.fail`."""
+    began = tracing.begin()
     outcome: Failed = _row(executor, FAIL, claimed.send_key, claimed.fence, storable(reason), not_sent)["outcome"]
+    tracing.failed(claimed, not_sent, outcome, began)
     return outcome
 
 
@@ -179,20 +184,26 @@ def claim_released(
     executor: Executor, feed: str, most: int, *, provider: str | None = None, **options: Any
 ) -> list[Released]:
     """Claim up to so many released sends of a feed, the oldest release first. As `guard.claim_released`."""
-    asked_at = boot_time()
+    asked_at, began = boot_time(), tracing.begin()
     row = _row(executor, CLAIM_RELEASED, feed, most, claim_options(options))
-    return as_released(row["claims"], asked_at, provider)
+    released = as_released(row["claims"], asked_at, provider)
+    tracing.claimed_all([one.claim for one in released], feed, began, "send_claim_released_commit")
+    return released
 
 
 @contextmanager
 def _recorded(executor: Executor, send: Sending) -> Iterator[None]:
+    began = tracing.begin()
     try:
         send.claim.seconds_left()  # a worker that was frozen has none: whoever got the send next may be submitting it
         yield
         result = answer(send.answer, send.claim.provider)
     except Exception as error:
-        send.sent = _stored(executor, send.claim, failure(error, send.claim.provider), error)
+        result = failure(error, send.claim.provider)
+        tracing.submitted(send.claim, result, began, error)
+        send.sent = _stored(executor, send.claim, result, error)
         raise
+    tracing.submitted(send.claim, result, began)
     send.sent = _stored(executor, send.claim, result)
 
 

@@ -20,7 +20,7 @@ from reconciler.settings_tables import FeedSettings
 
 _SECTIONS: Final = ("rules", "outbox", "retention")
 """Taken whole."""
-_OPENED: Final = ("database", "receiver", "reconcile", "archive", "ui", "log")
+_OPENED: Final = ("database", "receiver", "reconcile", "archive", "ui", "tracing", "log")
 """What was opened by them stays open."""
 _QUEUE: Final = ("queue_url", "region", "endpoint_url", "queue_consumers")
 

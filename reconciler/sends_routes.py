@@ -20,7 +20,7 @@ from uuid import uuid4
 import asyncpg
 from aiohttp import web
 
-from reconciler import guard
+from reconciler import guard, tracing
 from reconciler.claims import claim_options, confirm_options, storable
 from reconciler.idempotency import REPLAYED, Ambiguous, content_of, identity_of, key_of, require_same
 from reconciler.idempotency_store import ACQUIRE_SECONDS, AWAY, STATEMENTS_SECONDS, Run, Store, unavailable
@@ -134,6 +134,8 @@ class Call:
     identity: str
     content: str
     options: dict[str, Any]
+    began: int
+    """See `tracing.begin`."""
 
 
 class Routes:
@@ -177,7 +179,7 @@ class Routes:
         return await self._claim(request, call)
 
     async def _called(self, request: web.Request) -> Call:
-        asked = await read_body(request, Claim)
+        asked, began = await read_body(request, Claim), tracing.begin()
         provider = self._provider(asked.feed)
         checked_key(asked.key)
         caller = f"api:{request[CALLER].name}"
@@ -185,7 +187,7 @@ class Routes:
         if asked.nonce is not None:
             options["nonce"] = hashlib.sha256(f"{caller}\0{asked.nonce}".encode()).hexdigest()
         identity = identity_of(request[CALLER].name, request, key_of(request, required=True) or "")
-        return Call(asked, provider, identity, await content_of(request), options)
+        return Call(asked, provider, identity, await content_of(request), options, began)
 
     async def _claim(self, request: web.Request, call: Call) -> web.Response:
         async with self._place_to_claim(), self._connection() as connection:
@@ -224,19 +226,21 @@ class Routes:
 
     async def confirm(self, request: web.Request) -> web.Response:
         """Store that the provider took the message. It is kept in every case, even where no row has the key."""
-        asked, key = await read_body(request, Confirm), _key(request)
+        asked, key, began = await read_body(request, Confirm), _key(request), tracing.begin()
         async with self._connection() as connection:
             said = (asked.fence, storable(asked.message_id), confirm_options(asked.response))
             outcome = await connection.fetchval(guard.CONFIRM, key, *said)
+            await _note(request, connection, key, began, outcome)
         if outcome == "unknown_key":
             raise _refusal(404, outcome, "no send has this key; what you said is kept as testimony")
         return _done(request, outcome, state="sent")
 
     async def fail(self, request: web.Request) -> web.Response:
         """Store how a submission failed."""
-        asked, key = await read_body(request, Fail), _key(request)
+        asked, key, began = await read_body(request, Fail), _key(request), tracing.begin()
         async with self._connection() as connection:
             outcome = await connection.fetchval(guard.FAIL, key, asked.fence, asked.reason, asked.not_sent)
+            await _note(request, connection, key, began, outcome)
         if outcome == "not_yours":
             raise _refusal(409, outcome, "the claim of this fence is over, or never was")
         return _done(request, outcome, state=FAIL_STATES[outcome])
@@ -283,7 +287,29 @@ def _key(request: web.Request) -> str:
     return checked_key(request.match_info["key"])
 
 
+WIRE_KEY: Final = "SELECT wire_key($1)"
+
+
+async def _note(request: web.Request, connection: Any, key: str, began: int, outcome: str) -> None:
+    """Note for a trace what a sender told."""
+    if began:
+        with suppress(*AWAY):
+            _trace(request, await connection.fetchval(WIRE_KEY, key), began, {"reconciler.outcome": outcome})
+
+
+def _trace(request: web.Request, wire_key: str, began: int, attributes: dict[str, Any]) -> None:
+    resource = request.match_info.route.resource
+    route = resource.canonical if resource else ""
+    given = {"http.request.method": request.method, "http.route": route, **attributes}
+    tracing.note(f"POST {route}", wire_key, began, given, caller=request.headers.get("traceparent", ""))
+
+
 def _claim_answer(request: web.Request, call: Call, row: Any, now: Any) -> web.Response:
+    if call.began:
+        outcome = row["outcome"]
+        answered = {"reconciler.outcome": outcome, "reconciler.attempt": row["attempt"]}
+        named = {"reconciler.feed": call.asked.feed, **tracing.reason_of(outcome, row["reason"])}
+        _trace(request, row["wire_key"], call.began, {**answered, **named})
     if row["outcome"] == "claimed":
         return _claimed(request, row, call.provider, call.asked.submit_within or SUBMIT_SECONDS)
     return _not_claimed(request, row, now)

@@ -36,6 +36,7 @@ from reconciler.settings_tables import (
     RetentionSettings,
     RuleSettings,
     Section,
+    TracingSettings,
     UiSettings,
 )
 from reconciler.settings_values import (
@@ -80,6 +81,7 @@ class Settings(Section, BaseSettings):
     ui: UiSettings = UiSettings()
     outbox: OutboxSettings = OutboxSettings()
     retention: RetentionSettings = RetentionSettings()
+    tracing: TracingSettings = TracingSettings()
     log: LogSettings = LogSettings()
 
     @classmethod
@@ -164,9 +166,10 @@ class Settings(Section, BaseSettings):
     def secret_values(self) -> list[str]:
         """Return what must never reach a log line: whole secrets, and the password in a credential or URL."""
         secrets = [secret for feed in self.feeds.values() for secret in (*feed.secrets, feed.api_key, feed.api_secret)]
-        urls = [url for url in (self.database.url, self.database.direct_url, self.outbox.url) if url]
-        own = (*self.outbox.secrets, self.ui.session_key or "")
-        values = [*secrets, *own, *map(credential_value, secrets), *map(url_password, urls)]
+        own_urls = (self.database.url, self.database.direct_url, self.outbox.url, self.tracing.endpoint)
+        urls = [url for url in own_urls if url]
+        own = (*self.outbox.secrets, *self.tracing.secrets, self.ui.session_key or "")
+        values = [*secrets, *own, *map(credential_value, (*secrets, *own)), *map(url_password, urls)]
         return [value for value in values if len(value) >= _SHORTEST_SECRET]
 
     def warnings(self) -> list[str]:
@@ -291,8 +294,8 @@ def _advice(key: Key, place: str) -> str:
     homes = [section for section, table in _TABLES.items() if name in table.model_fields]
     if homes:
         first = f"{homes[0]}.NAME" if homes[0] in NAMED_SECTIONS else homes[0]
-        # What the outbox has like a feed is more often meant for a feed.
-        home = next((section for section in homes if section not in (*NAMED_SECTIONS, "outbox")), first)
+        # What the outbox or tracing has like a feed is more often meant for a feed.
+        home = next((section for section in homes if section not in (*NAMED_SECTIONS, "outbox", "tracing")), first)
         return f"; did you mean {home}.{name}?"
     return f": there is {', '.join(_siblings(key))}"
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from reconciler.settings_values import (
     CONTEXT,
     CapWindow,
+    CollectorSecret,
     DatabaseUrl,
     Duration,
     FeedSecret,
@@ -56,25 +57,32 @@ class DatabaseSettings(Section):
     """The PostgreSQL to use. Without `url` an embedded one keeps its files in `data_dir`."""
 
     url: DatabaseUrl | None = Field(default=None, repr=False)
+    """As in `postgresql://user:password@host/database`. Run `reconciler migrate` on it once."""
     direct_url: DatabaseUrl | None = Field(default=None, repr=False)
     """For migrations and LISTEN, where `url` leads through a transaction pooler."""
     data_dir: RelativePath = Field(default_factory=lambda: default_data_dir(CONTEXT.get().environ))
+    """Where the embedded one, the archive's spool and the heartbeat that tells of a restored backup lie."""
     pool_min_size: Whole = Field(default=1, ge=0, le=1000)
+    """Connections that each process keeps open."""
     pool_max_size: Whole = Field(default=10, ge=1, le=1000)
+    """Connections that each process opens at most."""
 
 
 class ReceiverSettings(Section):
     """The HTTP side."""
 
     host: str = "127.0.0.1"
+    """The address that is listened on; `0.0.0.0`: all of this machine."""
     port: Whole = Field(default=8080, ge=0, le=65535)
+    """0: any that is free."""
     public_url: HttpUrl | None = None
-    """What providers see, without the path."""
+    """What providers see, without the path `/webhooks/FEED`."""
     max_body: Size = Field(default=25_000_000, ge=1000)
     """Greatest body of a delivery, in bytes after inflation."""
     queue_events: Whole = Field(default=20_000, ge=1)
     """Events that may wait for the database before deliveries are put off."""
     queue_bytes: Size = Field(default=64_000_000, ge=1000)
+    """Their bytes, likewise."""
 
     @field_validator("public_url")
     @classmethod
@@ -88,15 +96,20 @@ class RuleSettings(Section):
     grace: Duration = timedelta(minutes=15)
     """How long after `submit_by` silence is not yet judged."""
     give_up_after: Duration = timedelta(hours=24)
+    """How long after `submit_by` an undecided send is given up; `on_unknown` says what becomes of it."""
     max_risk: Number = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
-    """Greatest acceptable probability that a release duplicates a message."""
+    """Greatest probability that a release on silence duplicates a message. What the provider's API says releases above
+    it, and states 0.1 % or 1.9 %."""
     max_attempts: Whole = Field(default=5, ge=1)
+    """How many attempts may have reached the provider before a send fails instead of being released."""
     submit_within: Duration = Field(default=timedelta(seconds=60), gt=timedelta(0))
     """How long a claimant may take to submit, from its claim."""
     same_key_retry: bool = True
+    """Whether a send is tried again with the provider's own idempotency key, where it keeps one."""
     retry_backoff: Duration = timedelta(seconds=30)
+    """How long after `submit_by` that waits; it doubles with each further attempt."""
     late_window: Duration = timedelta(days=7)
-    """How long evidence is still looked for after a failure."""
+    """How long evidence is still looked for after a failure. The longest that is set holds for all."""
     on_unknown: Literal["hold", "fail", "release"] = "hold"
     """What becomes of a send that nobody could testify of until `give_up_after`."""
     stress: Annotated[Number, Field(ge=1, le=1e6, allow_inf_nan=False)] | None = None
@@ -126,12 +139,18 @@ class FeedSettings(FeedRuleSettings):
     """One configured source of provider events."""
 
     provider: str
+    """Whose events they are: a name of `reconciler providers`."""
     secrets: OneOrMany[FeedSecret] = Field(default=(), repr=False)
+    """What verifies deliveries, any one of them: the provider's key, or `basic:user:password`, `bearer:TOKEN`,
+    `header:Name=value`, `query:name=value`. None: every delivery is refused."""
     tolerance: Tolerance = None
     """Greatest age of a signed timestamp, or "off"; None: the provider's default."""
     signed_url: HttpUrl | None = None
+    """The URL that the provider signs, where it is not the feed's own under `receiver.public_url`."""
     topics: OneOrMany[Topic] = ()
+    """ARNs of the SNS topics that may deliver here. None: every delivery is refused."""
     certificates: RelativePath | None = None
+    """A folder of pinned SNS signing certificates; None: they are fetched and cached."""
     queue_url: HttpUrl | None = None
     """An SQS queue that is consumed instead of, or beside, HTTP."""
     queue_consumers: Whole = Field(default=1, ge=1, le=32)
@@ -139,11 +158,13 @@ class FeedSettings(FeedRuleSettings):
     region: str | None = None
     """AWS region; without it, that of the queue or topic."""
     endpoint_url: HttpUrl | None = None
+    """Where SQS is, if not at Amazon's own address."""
     api_key: Secret = Field(default="", repr=False)
     """What this provider's API is asked with."""
     api_secret: Secret = Field(default="", repr=False)
     """The second half of a credential that has two."""
     api_url: HttpUrl | None = None
+    """Where that API is, if not at its usual address: another region, a proxy."""
     api_scope: str = ""
     """The part of the account that is asked: a domain, a message stream, a project; see `reconciler providers NAME`."""
 
@@ -168,6 +189,7 @@ class ClassSettings(RuleSettings):
     cap_window: CapWindow = "day"
     """`day`, `week` or `month` (they begin in `cap_zone`), or how long each send counts."""
     cap_zone: TimeZone = "UTC"
+    """Where days, weeks and months begin, by the database's clock."""
 
     @model_validator(mode="after")
     def _has_what_to_cap(self) -> Self:
@@ -180,6 +202,7 @@ class ReconcileSettings(Section):
     """The scheduler of passes."""
 
     every: Duration = Field(default=timedelta(seconds=15), gt=timedelta(0))
+    """How often a pass runs; an event starts one sooner."""
 
 
 class ArchiveSettings(Section):
@@ -188,7 +211,9 @@ class ArchiveSettings(Section):
     url: S3Url | None = None
     """`s3://bucket/prefix`; none: nothing is archived."""
     region: str | None = None
+    """AWS region of the bucket."""
     endpoint_url: HttpUrl | None = None
+    """Where S3 is, if not at Amazon's own address."""
     every: Duration = Field(default=timedelta(seconds=60), gt=timedelta(0))
     """How long deliveries are collected before they go to S3 as one file."""
     spool: RelativePath | None = None
@@ -201,14 +226,17 @@ class OutboxSettings(Section):
     """How the application is told what became of its sends, besides a notification of the database."""
 
     tell: OneOrMany[Literal["released", "sent", "failed", "held"]] = ("released",)
+    """What became of a send that is worth telling."""
     queue_url: HttpUrl | None = None
     """An SQS queue; or else `url`. Without either nothing is pushed."""
     url: HttpUrl | None = None
     """What messages are posted to, signed by Standard Webhooks with each of the secrets."""
     secrets: OneOrMany[WebhookSecret] = Field(default=(), repr=False)
+    """What signs them, `whsec_...`; each signs, so list two while one is being replaced."""
     region: str | None = None
     """AWS region; without it, that of the queue."""
     endpoint_url: HttpUrl | None = None
+    """Where SQS is, if not at Amazon's own address."""
     give_up_after: Duration = Field(default=timedelta(days=3), gt=timedelta(0))
     """How long a message is tried before it is left to a person."""
 
@@ -291,8 +319,25 @@ class UiSettings(Section):
         return self
 
 
+class TracingSettings(Section):
+    """Where spans go, if anywhere; see docs/tracing.md. Needs the extra `otel`."""
+
+    endpoint: HttpUrl | None = None
+    """A collector's OTLP/HTTP endpoint, without `/v1/traces`; none: nothing is traced."""
+    secrets: OneOrMany[CollectorSecret] = Field(default=(), repr=False)
+    """What it wants to be shown: `bearer:TOKEN`, `basic:user:password` or `header:Name=value`."""
+    ratio: Number = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
+    """Share of sends that are traced: the same ones in each process that has the same share."""
+    follow_callers: bool = True
+    """Whether a call of `/v1/sends` is traced, too, whose caller's own span is sampled (W3C traceparent)."""
+    service_name: str = "esp-reconciler"
+    """What this process is called in traces."""
+
+
 class LogSettings(Section):
-    """What is logged, and how. `auto`: for people on a terminal, else JSON."""
+    """What is logged, and how."""
 
     format: Literal["auto", "json", "console"] = "auto"
+    """`auto`: for people on a terminal, else JSON."""
     level: Literal["debug", "info", "warning", "error", "critical"] = "info"
+    """The least that is logged."""

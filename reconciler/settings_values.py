@@ -92,6 +92,8 @@ def _secret(value: object) -> str:
         secret, source = value, ""
     if not secret.strip():
         raise ValueError(f"is empty{source}: set the secret, or remove the setting")
+    if "\n" in secret and "-----BEGIN" not in secret:  # as one secret it would verify nothing
+        raise ValueError(f"has several lines{source}: keep each secret in a file of its own, and list all of them")
     return secret
 
 
@@ -116,6 +118,16 @@ def _feed_secret(secret: str, info: ValidationInfo) -> str:
     if form and not form.fullmatch(rest):
         raise ValueError(f"is half a credential, which anybody could send: write {example}")
     return _unobjected("secrets", secret, info)
+
+
+def _collector_secret(secret: str) -> str:
+    scheme, colon, rest = secret.partition(":")
+    example, form = _CREDENTIALS.get(scheme + colon, ("", None))
+    if scheme == "query" or form is None:
+        raise ValueError("is no credential: write bearer:TOKEN, basic:user:password or header:Name=value")
+    if not form.fullmatch(rest):
+        raise ValueError(f"is half a credential: write {example}")
+    return secret
 
 
 def _webhook_secret(secret: str) -> str:
@@ -253,6 +265,7 @@ Secret = Annotated[str, BeforeValidator(_secret)]
 """Text that may lie in a file or a variable. Fields of this type are declared with `repr=False`, and so are masked."""
 TokenHash = Annotated[Secret, AfterValidator(_token_hash)]
 FeedSecret = Annotated[Secret, AfterValidator(_feed_secret)]
+CollectorSecret = Annotated[Secret, AfterValidator(_collector_secret)]
 WebhookSecret = Annotated[Secret, AfterValidator(_webhook_secret)]
 Topic = Annotated[str, AfterValidator(_topic)]
 DatabaseUrl = Annotated[Secret, AfterValidator(_database_url)]

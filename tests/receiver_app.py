@@ -26,7 +26,7 @@ from webhooks.inbox import Inbox
 from webhooks.intake import Intake, Keep
 from webhooks.payload import load_object, split
 from webhooks.provider import BadPayload, Delivery, Facts, Feed, Fetch, FetchError, Parsed, Refused, Verified
-from webhooks.receiver import RECEIVER, Limits, Receiver, add_receiver, make_runner
+from webhooks.receiver import RECEIVER, Limits, Receiver, Watch, add_receiver, make_runner
 from webhooks.registry import PROVIDERS
 from webhooks.signature import hmac_sha256, same
 
@@ -152,6 +152,7 @@ async def running(
     plain: Plain | None = None,
     inbox: Inbox | None = None,
     keep: Keep | None = None,
+    watch: Watch | None = None,
 ) -> AsyncIterator[Running]:
     """Run the receiver over the pool `db`; its clock stands still at `now`."""
     inbox = inbox or Inbox()
@@ -161,7 +162,7 @@ async def running(
     app = web.Application()
     by_name = {feed.name: feed for feed in feeds}
     intake = Intake(inbox, fetch, lambda: now, counters, keep)
-    add_receiver(app, by_name, intake, fetch, limits, providers)
+    add_receiver(app, by_name, intake, fetch, limits, providers, watch)
     runner = make_runner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from snippets import block
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -71,7 +72,11 @@ def requirements(*extras):
 
 
 @pytest.mark.parametrize(
-    ("file", "extras"), [("constraints.txt", ("aws", "embedded", "dev")), ("requirements.lock", ("aws", "embedded"))]
+    ("file", "extras"),
+    [
+        ("constraints.txt", ("aws", "docs", "embedded", "dev", "bench")),
+        ("requirements.lock", ("aws", "embedded", "otel")),
+    ],
 )
 def test_the_pins_are_those_that_the_project_asks_for(file, extras):
     pins = {canonicalize_name(name): version for name, version, _ in PIN.findall((ROOT / file).read_text("utf-8"))}
@@ -91,7 +96,7 @@ def test_ci_runs_the_very_command_that_the_readme_gives():
     (command,) = re.findall(
         r"^ *(python3 -m venv \.venv && .*pytest)$", (ROOT / ".ci/run").read_text("utf-8"), re.MULTILINE
     )
-    assert command in (ROOT / "README.md").read_text("utf-8")
+    assert block("README.md", "sh", "pytest") == f"{command}\n"
 
 
 def test_make_help_lists_every_target():

@@ -118,6 +118,17 @@ async def test_a_call_that_fails_is_the_failure_of_each(db: asyncpg.Pool, many: 
     assert await db.fetchval("SELECT array_agg(DISTINCT cause) FROM send_log") == ["TimeoutError"]
 
 
+async def test_no_send_of_a_batch_may_be_retried_with_a_key_that_its_provider_never_had(
+    db: asyncpg.Pool, many: Many
+) -> None:
+    with_content = {"order:1": {"fingerprint": "5f2c8e"}}
+    with pytest.raises(guard.GuardError, match="resend keeps one idempotency key for a whole call.*leave out fing"):
+        await many(with_content, lambda _: pytest.fail("it was submitted"), provider="resend")
+    assert await states(db) == {}
+    await many(with_content, lambda _: postmark(0), provider="postmark")
+    assert await states(db) == {"order:1": "sent"}
+
+
 async def test_a_mistake_in_submit_is_recorded_for_each_and_raised(db: asyncpg.Pool, many: Many) -> None:
     def answer(_: Sequence[guard.Claim]) -> object:
         raise KeyError("template")

@@ -6,11 +6,12 @@ Read the body, verify, parse, store, answer. "Done" is only ever said after the 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from aiohttp import hdrs, web
@@ -35,6 +36,8 @@ from webhooks.quiet import UnreadableRequests
 from webhooks.registry import PROVIDERS
 
 Take = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Watch = Callable[[Feed, Take], Take]
+"""Is given what takes a feed's deliveries, and returns what is to take them instead."""
 
 _log: Final = structlog.get_logger()
 
@@ -46,6 +49,9 @@ LINGER_SECONDS: Final = 2.0
 
 IDLE_SECONDS: Final = 630.0
 """How long a connection may send no whole request head: longer than load balancers keep theirs (up to 600 s)."""
+
+LAST_SECONDS: Final = 0.2
+"""How long at shutdown each answer ends its connection, before those are cut off on which nothing came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +74,18 @@ class Receiver:
     """Takes deliveries for the configured feeds. Set `draining` to put new ones off while those in flight finish."""
 
     def __init__(
-        self, feeds: Mapping[str, Feed], intake: Intake, fetch: Fetch, limits: Limits, providers: Mapping[str, Provider]
+        self,
+        feeds: Mapping[str, Feed],
+        intake: Intake,
+        fetch: Fetch,
+        limits: Limits,
+        providers: Mapping[str, Provider],
+        watch: Watch | None = None,
     ) -> None:
         self.draining = False
         self.endpoints: dict[tuple[str, str], Take] = {}
         """What takes the deliveries of each feed, by method and path."""
-        self._providers = providers
+        self._providers, self._watch = providers, watch
         self.replace(feeds)
         self._intake, self._fetch = intake, fetch
         self._bodies = BodyReader(limits.max_body, limits.body_seconds)
@@ -84,8 +96,9 @@ class Receiver:
         """Take the deliveries of these feeds from now on. Those that are under way end as they began."""
         self._feeds = {name: (feed, self._providers[feed.provider]) for name, feed in feeds.items()}
         self.endpoints.clear()
-        for name, (_, provider) in self._feeds.items():
-            take = partial(self.take, name)
+        for name, (feed, provider) in self._feeds.items():
+            take: Take = partial(self.take, name)
+            take = self._watch(feed, take) if self._watch else take
             self.endpoints.update({(method, f"/webhooks/{name}"): take for method in provider.facts.methods})
 
     async def take(self, name: str, request: web.BaseRequest) -> web.StreamResponse:
@@ -107,7 +120,7 @@ class Receiver:
         if (found := self._feeds.get(name)) is None:
             return self._unknown()
         if request.method in found[1].facts.methods:
-            return await self.take(name, request)
+            return await self.endpoints[request.method, f"/webhooks/{name}"](request)
         if request.method in PROBES:
             return answers.ok()
         allowed = sorted({*PROBES, *found[1].facts.methods})
@@ -193,21 +206,22 @@ def add_receiver(
     fetch: Fetch,
     limits: Limits | None = None,
     providers: Mapping[str, Provider] = PROVIDERS,
+    watch: Watch | None = None,
 ) -> None:
     """Let an application take deliveries at `/webhooks/{feed}`; run it with `make_runner`."""
-    receiver = Receiver(feeds, intake, fetch, limits or Limits(), providers)
+    receiver = Receiver(feeds, intake, fetch, limits or Limits(), providers, watch)
     app[RECEIVER] = receiver
     app.router.add_route("*", "/webhooks/{feed}", receiver.any)
 
 
-def make_runner(app: web.Application, shutdown_seconds: float = 60.0) -> web.AppRunner:
+def make_runner(app: web.Application, shutdown_seconds: float = 60.0) -> Runner:
     """Return what runs the application as it must be run.
 
     Bodies come as they were sent, since we inflate them in bounded pieces; a handler runs to its end though the client
     hung up, since its event is to be stored; an access log would halve the speed.
     """
     logging.getLogger("aiohttp.server").addFilter(UnreadableRequests())
-    return _Runner(
+    return Runner(
         app,
         keepalive_timeout=IDLE_SECONDS,
         auto_decompress=False,
@@ -231,8 +245,19 @@ class _Request(web.Request):
         await super()._prepare_hook(response)
 
 
-class _Runner(web.AppRunner):
+class _LastRequest(_Request):
+    """Its answer is the last one on its connection."""
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        response.force_close()
+        response.headers[hdrs.CONNECTION] = "close"
+        await super()._prepare_hook(response)
+
+
+class Runner(web.AppRunner):
     """Takes deliveries past the application's router, which costs a tenth of a small one; the rest goes through it."""
+
+    _kind: type[_Request] = _Request
 
     async def setup(self) -> None:
         """Prepare the server."""
@@ -240,7 +265,7 @@ class _Runner(web.AppRunner):
         receiver, server = self.app.get(RECEIVER), self.server
         if server is None:
             return
-        server.request_factory = partial(self.app._make_request, _cls=_Request)  # noqa: SLF001 - it takes no class
+        server.request_factory = partial(self.app._make_request, _cls=self._request)  # type: ignore[arg-type]  # noqa: SLF001 - it takes no class
         if receiver is None:
             return
         endpoints, routed = receiver.endpoints, server.request_handler
@@ -250,3 +275,12 @@ class _Runner(web.AppRunner):
             return routed(request) if take is None or hdrs.EXPECT in request.headers else take(request)
 
         server.request_handler = handle
+
+    async def wind_down(self) -> None:
+        """End connections by answers, for a moment: one that is cut off may hold a request that nobody has read yet."""
+        self._kind = _LastRequest
+        if self.server is not None and self.server.connections:
+            await asyncio.sleep(LAST_SECONDS)
+
+    def _request(self, *parts: Any, **more: Any) -> _Request:
+        return self._kind(*parts, **more)

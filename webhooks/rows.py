@@ -61,6 +61,11 @@ class RowMaker:
             rows.setdefault(key, rest)
         return rows, bytes_of(rows)
 
+    def key_of(self, event: Event) -> str | None:
+        """Return the wire key that an event bears; None: it bears none of ours."""
+        key = event.send_key
+        return wire_key(key, self._namespace) if key else None
+
     def redated(self, rows: Rows) -> Rows:
         """Return rows with the partitions that this maker knows of."""
         return {(*key[:4], self._partition(rest[0])): rest for key, rest in rows.items()}

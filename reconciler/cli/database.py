@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import click
@@ -24,11 +24,18 @@ if TYPE_CHECKING:
     from reconciler.cli.statements import Result
     from reconciler.grants import Kind
 
+SHARDS: Final = 8
+"""Parts of each table, where no other number is given: enough for eight nodes. What is asked of all costs one each."""
+
 
 @click.command(cls=Command, epilog="Example: reconciler migrate --check || reconciler migrate")
 @click.option("--check", is_flag=True, help="Only say which files are missing; exit with 3 if any is.")
 @click.option("--namespace", metavar="NAME", help="Name this installation, before its first send.")
 @click.option("--hash-recipients", is_flag=True, help="Store no addresses, from before its first send and event on.")
+@click.option(
+    "--citus", "shards", metavar="[SHARDS]", is_flag=False, flag_value=SHARDS, type=click.IntRange(1, 1024),
+    help="Then distribute the tables over the nodes that this coordinator of Citus knows.",
+)  # fmt: skip
 @click.option(
     "--grant", "roles", metavar="KIND=ROLE", multiple=True, callback=lambda _context, _option, given: _roles(given),
     help="Then give a role what a receiver, reconciler, sender, middleware or reader needs here, and no more.",
@@ -41,6 +48,7 @@ def migrate(
     check: bool,
     namespace: str | None,
     hash_recipients: bool,
+    shards: int | None,
     roles: dict[str, list[Kind]],
     only_print: bool,
     as_json: bool,
@@ -53,10 +61,13 @@ def migrate(
     With --hash-recipients addresses are kept as salted hashes only, for good: providers that can only be asked by
     recipient can't be asked, campaigns' workers get no address, raw events are not kept (docs/retention.md).
 
+    With --citus each table about sends is cut into shards by wire key (8, or as many as are given), before the first
+    large load and for good; some commands are then off (docs/citus.md).
+
     With --grant each role gets what its kinds need here and no more (docs/roles.md). A role may have several kinds:
     name all of them in one call.
     """
-    changes = {"--namespace": namespace is not None, "--hash-recipients": hash_recipients}
+    changes = {"--namespace": namespace is not None, "--hash-recipients": hash_recipients, "--citus": bool(shards)}
     _refuse_mix(changes | {"--grant": bool(roles), "--grants": only_print}, "--check" if check else None)
     _refuse_mix(changes, "--grants" if only_print else None)
     if only_print and not roles:
@@ -65,7 +76,7 @@ def migrate(
     if only_print:
         _say_grants(asyncio.run(_grant(app, roles, apply=False)), as_json=as_json)
         return
-    names = asyncio.run(_migrate(app, check, namespace, hash_recipients))
+    names = asyncio.run(_migrate(app, check, namespace, hash_recipients, shards))
     granted = asyncio.run(_grant(app, roles)) if roles else []
     if as_json:
         say_json({"missing" if check else "applied": names} | ({"granted": granted} if roles else {}))
@@ -76,6 +87,8 @@ def migrate(
             say("the schema is up to date")
         if hash_recipients:
             say("recipients are stored hashed")
+        if shards:
+            say("the tables are distributed")
         for role, kinds in roles.items():
             say(f"granted  {role}: {', '.join(kinds)}")
     if check and names:
@@ -115,14 +128,16 @@ async def _grant(app: App, roles: dict[str, list[Kind]], *, apply: bool = True) 
         return await grant(app.settings.database.direct_url or database.dsn, roles, apply=apply)
 
 
-async def _migrate(app: App, check: bool, namespace: str | None, hash_recipients: bool) -> list[str]:
+async def _migrate(
+    app: App, check: bool, namespace: str | None, hash_recipients: bool, shards: int | None
+) -> list[str]:
     from reconciler import migrate as migrations
 
     async with app.open_database(check_schema=False, create=not check) as database:
         dsn = app.settings.database.direct_url or database.dsn
         if check:
             return await migrations.pending(dsn)
-        return await migrations.migrate(dsn, namespace=namespace, hash_recipients=hash_recipients)
+        return await migrations.migrate(dsn, namespace=namespace, hash_recipients=hash_recipients, shards=shards)
 
 
 @click.command(cls=Command, epilog='Example: reconciler psql -c "SELECT state, count(*) FROM send_log GROUP BY 1"')

@@ -30,7 +30,7 @@ SENDS: Final = 1500
 MOST_SENDS: Final = 2000
 """More take more than a minute."""
 
-LINE_SECONDS: Final = 5.0
+LINE_SECONDS: Final = 8.0
 """How often its course is told where there is no terminal."""
 
 WIDTH: Final = 110
@@ -116,9 +116,10 @@ def _lines(*, quiet: bool) -> Iterator[Watch]:
 def _in_a_line(figures: Figures) -> str:
     ours, ledger = figures.ours, figures.ledger
     return (
-        f"{figures.made:,} of {figures.wanted:,} messages; naive retry: {figures.naive.duplicates} duplicates; "
-        f"never retry: {figures.never.lost} lost; reconciler: {ours.duplicates} duplicates, {ours.lost} lost, "
-        f"{ledger.proved} proved sent, {len(ledger.released)} released, {len(ledger.held)} held"
+        f"{figures.made:,} of {figures.wanted:,}; naive retry: {figures.naive.duplicates} duplicates; never retry: "
+        f"{figures.never.lost} lost; reconciler: {ours.duplicates} duplicates, {ours.lost} lost, "
+        f"{ledger.proved} proved sent, {len(ledger.sent_again)} released, {len(ledger.held)} held, "
+        f"{figures.undecided} undecided"
     )
 
 

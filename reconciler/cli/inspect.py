@@ -51,14 +51,16 @@ def status(app: App, check: bool, feed: str | None, as_json: bool) -> None:
     not be counted yet.
 
     A person is needed where a send is held for more than 1 h (or, if its class decides by itself, for 1 h after its
-    give_up_after); where a released one is claimed by nobody for 15 min; where sends wait and no pass ran for 5 min;
-    where a feed's newest delivery of the day was refused, or none came though sends were answered, or fewer than nine
-    in ten answered sends of an hour were heard of, or none of a class ever, or a twentieth vanished, or only the
-    provider's API knew of one; where its queue can't be read or its webhook is not as it should be; where a breaker is
-    open or the database may have gone back; where sends name a feed that is not configured; where 20 events of a day
-    and more than half have a key that no send has; where the archive can't be written; where this month or the next has
-    no partition; where clocks differ by more than 30 s; where a pooler has no database.direct_url beside it; and where
-    the settings hold a warning.
+    give_up_after); where a released one is claimed by nobody for 15 min; where sends wait and no pass ran for 5 min, or
+    no process that decides gave a sign of life; where a process tells of itself that its work fails again and again,
+    the database is slow, its figures are old or its archive lost something; where a feed's newest delivery of the day
+    was refused, or more than one in ten of half an hour, or deliveries are put off for 10 min, or none came though
+    sends were answered, or fewer than nine in ten answered sends of an hour were heard of, or none of a class ever, or
+    a twentieth vanished, or only the provider's API knew of one; where its queue can't be read or its webhook is not as
+    it should be; where a breaker is open or the database may have gone back; where sends name a feed that is not
+    configured; where 20 events of a day and more than half have a key that no send has; where the archive can't be
+    written; where this month or the next has no partition; where clocks differ by more than 30 s; where a pooler has no
+    database.direct_url beside it; and where the settings hold a warning.
     """
     from reconciler.status import read_status
 
@@ -83,6 +85,10 @@ def status(app: App, check: bool, feed: str | None, as_json: bool) -> None:
     else:
         for name, place in _looked_at(app).items():
             say(f"{name.replace('_', ' ') + ':':15}{place or f'none {LOOKED_FOR}'}")
+        if found.citus:
+            say(
+                f"Distributed: {found.citus.shards} shards on {found.citus.workers} nodes (Citus {found.citus.version})"
+            )
         if found.hashed_recipients:
             say(f"{'recipients:':15}stored hashed")
         say()
@@ -205,15 +211,19 @@ def why(app: App, key: str, show_recipient: bool, as_json: bool) -> None:
     if as_json:
         say_json(story)
     else:
-        _say_story(key, story)
+        _say_story(key, story, traced=app.settings.tracing.endpoint is not None)
     if story.state is None:
         raise Failed(f"{printable(key)}: {story.standing}")
 
 
-def _say_story(key: str, story: Story) -> None:
+def _say_story(key: str, story: Story, *, traced: bool) -> None:
+    from reconciler.tracing import trace_id
+
     say(f"key       {key}")
     if story.wire_key != key:
         say(f"wire key  {story.wire_key}")
+    if traced:
+        say(f"trace     {trace_id(story.wire_key)}")
     if story.state:
         say(f"state     {story.standing}")
     if story.next:
