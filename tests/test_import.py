@@ -33,6 +33,7 @@ from kit import (
     stored_delivery,
 )
 from program import Program
+from snippets import block
 
 from reconciler.importing import OPTIONS
 from reconciler.reconcile import Report
@@ -520,9 +521,8 @@ async def test_two_imports_of_one_file_at_once_bring_each_send_in_once(
     assert await db.fetchval("SELECT count(*) FROM send_log") == 3_000
 
 
-async def test_the_readme_s_file_is_taken(program: Program, db: asyncpg.Pool) -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
-    (text,) = re.findall(r"```csv\n(.*?)```", readme, re.DOTALL)
+async def test_the_documented_file_is_taken(program: Program, db: asyncpg.Pool) -> None:
+    text = block("docs/begin.md", "csv")
     today = (NOW - timedelta(days=1)).strftime("%Y-%m-%d")
     done = await program("import", "-", "--feed", FEED, stdin=re.sub(r"\d{4}-\d\d-\d\d", today, text))
     assert (done.exit_code, done.stdout) == (0, "3 sends: 3 adopted\n")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import doctest
 import enum
 import json
 import re
@@ -342,16 +341,3 @@ def test_a_sender_that_makes_keys_imports_nothing_but_python(tmp_path: Path) -> 
         timeout=60,
     )
     assert set(ran.stdout.split()) - sys.stdlib_module_names == {"__main__", "reconciler"}
-
-
-def test_what_the_page_about_keys_shows_is_what_happens() -> None:
-    page = (ROOT / "docs/keys.md").read_text("utf-8")
-    blocks = re.findall(r"```pycon\n(.*?)```", page, re.DOTALL)
-    names: dict[str, Any] = {}
-    for number, block in enumerate(blocks):
-        test = doctest.DocTestParser().get_doctest(block, names, f"block {number}", "docs/keys.md", 0)
-        runner = doctest.DocTestRunner(verbose=False)
-        failed, tried = runner.run(test, clear_globs=False)
-        names = test.globs
-        assert (failed, tried > 0) == (0, True)
-    assert len(blocks) == 8

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -14,11 +13,10 @@ from textwrap import dedent
 
 import asyncpg
 import pytest
+from snippets import ROOT, block
 
 from reconciler.breakable.esp import Esp, esp
 
-ROOT = Path(__file__).parents[1]
-RECIPES = (ROOT / "docs" / "recipes.md").read_text("utf-8")
 URL_IN_RECIPES = "https://api.mailgun.net/v3/mg.example.com/messages"
 
 
@@ -26,11 +24,6 @@ URL_IN_RECIPES = "https://api.mailgun.net/v3/mg.example.com/messages"
 async def provider() -> AsyncIterator[Esp]:
     async with esp("mailgun") as running:
         yield running
-
-
-def recipe(word: str) -> str:
-    (found,) = [block for block in re.findall(r"```python\n(.*?)```", RECIPES, re.DOTALL) if word in block]
-    return found
 
 
 async def run(folder: Path, script: str, dsn: str, url: str) -> list[object]:
@@ -87,8 +80,8 @@ async def test_a_django_application_sends_each_receipt_once(
     db: asyncpg.Pool, dsn: str, provider: Esp, tmp_path: Path
 ) -> None:
     (tmp_path / "receipts").mkdir()
-    for name in ("sending", "orders"):
-        (tmp_path / "receipts" / f"{name}.py").write_text(recipe(f"# receipts/{name}.py"))
+    (tmp_path / "receipts/sending.py").write_text(block("docs/recipes.md", "python", "# receipts/sending.py"))
+    (tmp_path / "receipts/orders.py").write_text(block("docs/recipes.md", "python", "# receipts/orders.py"))
     first, again, refused = await run(tmp_path, DJANGO, dsn, provider.url)
     assert (first, again) == ("sent", "already_sent")
     assert "inside a transaction" in str(refused)
@@ -132,7 +125,7 @@ SQLALCHEMY = dedent("""
 async def test_the_engine_of_sqlalchemy_lends_its_connections_and_gets_them_back_before_the_call(
     db: asyncpg.Pool, dsn: str, provider: Esp, tmp_path: Path
 ) -> None:
-    (tmp_path / "recipe.py").write_text(recipe("class Connections"))
+    (tmp_path / "recipe.py").write_text(block("docs/recipes.md", "python", "class Connections"))
     printed = await run(tmp_path, SQLALCHEMY, dsn, provider.url)
     assert printed == ["sent", "already_sent", "enqueued", [0]]
     assert await db.fetchval("SELECT string_agg(send_key, ' ') FROM send_log") == "order:1"  # rolled back, the other
@@ -175,7 +168,7 @@ CELERY = dedent("""
 async def test_a_celery_job_that_comes_again_sends_nothing_twice(
     db: asyncpg.Pool, dsn: str, provider: Esp, tmp_path: Path
 ) -> None:
-    (tmp_path / "recipe.py").write_text(recipe("Celery("))
+    (tmp_path / "recipe.py").write_text(block("docs/recipes.md", "python", "Celery("))
     assert await run(tmp_path, CELERY, dsn, provider.url) == [2]
     assert sorted(provider.taken.values()) == [1, 1]
     rows = await db.fetch("SELECT attempt - not_sent_attempts AS reached FROM send_log")
