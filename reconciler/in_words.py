@@ -23,11 +23,14 @@ WORDS: Final = {
     "waiting:submitting": "its sender may still submit it until {submit_by}; nothing is judged before",
     "waiting:backoff": "waits until {until}, then it is released to be sent again with the same key",
     "waiting:grace": "silence is not judged before {until}; an event until then decides",
-    "waiting:told_again": 'waits for the application to claim it again (see README, "Send again")',
+    "waiting:told_again": 'waits for the application to claim it again (see docs/sending.md, "Sending again")',
     "waiting": "waits for the application to claim it",
     "held": "nothing decides it yet; it is looked at again and again, less often as it ages",
 }
 """What a verdict means for the send that it is about, by action and reason, else by action."""
+
+GIVEN_UP: Final = {"hold": "it stays held", "fail": "it fails", "release": "it is released"}
+"""What becomes of a send that is undecided at give_up_after, by what its message class asked for (on_unknown)."""
 
 WAITS_FOR: Final = {
     "paused": "an operator paused its feed (or all): it waits for reconciler resume",
@@ -40,13 +43,16 @@ WAITS_FOR: Final = {
         f"{ENOUGH} answered sends behind it, and {A_SIDE} before and after it within an hour, of its class or feed, "
         "would show how far its feed's silence can be trusted"
     ),
-    "risk": "the risk that it was accepted all the same is above its ceiling (max_risk): it falls with age",
+    "risk": (
+        "the risk that it was accepted all the same is above its ceiling (max_risk): it falls with age where webhooks "
+        "come late, but not where too few answered sends came before it"
+    ),
     "burst": "so many sends around it are ambiguous too that a fault is likely for which no answered send speaks",
     "no_echo": "the feed never spoke of an answered send of its class: look whether that is stamped (selftest)",
     "unstamped": "it was imported without `stamped`: its message carried no key by which it could be heard of",
     "long_window": "it had an hour or more to leave, so that nobody knows beside which other sends it did",
     "budget": "its feed released all that its budget allows an hour: see reconciler status",
-    "canary": "others were released first, and their evidence is awaited",
+    "canary": "a few others were released first: it follows once nothing was heard of those for a grace",
     "unnamed": "its provider's API shows a send to the same recipient that bears no key and may be this one",
     "look_up": "its rules want the provider's API to be asked first, and that has not answered yet",
     "queue": "its feed's queue can't be read: see reconciler status, and the log line queue_failed",
@@ -70,22 +76,30 @@ def silence_in_words(inputs: Mapping[str, Any]) -> str:
     history, recent, proved = inputs["history"], inputs["recent"], inputs["ambiguous"]
     words = [f"at the age of {roughly(timedelta(seconds=inputs['age']))}"]
     if history["n"]:
-        words.append(f"{history['k']} of {history['n']} answered sends had not been heard of")
+        words.append(f"{_heard(history, 'answered sends')} by that age")
     if history["missing"]:
-        words.append(f"{history['missing']} controls are missing in the history")
+        words.append(f"{history['missing']} answered sends are missing in the history")
     if proved["n"]:
-        words.append(f"{proved['k']} of {proved['n']} ambiguous ones that were accepted had not")
+        words.append(_heard(proved, "ambiguous ones that were accepted"))
     near = f"{recent['before']} answered before and {recent['after']} after it"
-    words.append(f"near it {near}" + (f", {recent['k']} not heard of" if recent["n"] else ""))
+    unheard = f"{recent['k']} not heard of" if recent["k"] else "all heard of"
+    words.append(f"near it {near}" + (f", {unheard}" if recent["n"] else ""))
     if inputs["burst"]["excess"]:
         words.append("many sends beside it are ambiguous too")
     if inputs["reason"] in ("few_controls", "no_echo"):
         return ", ".join([*words, "the risk can't be judged"])
     words.append(
-        f"risk {percent(inputs['risk'])} against a ceiling of {percent(inputs['max_risk'])} (accepted beforehand with "
-        f"{percent(inputs['p0'])})"
+        f"risk {percent(inputs['risk'])} against a ceiling of {percent(inputs['max_risk'])} (assumed beforehand: "
+        f"accepted in {percent(inputs['p0'])} of cases)"
     )
     return ", ".join(words)
+
+
+def _heard(sends: Mapping[str, Any], what: str) -> str:
+    """Return how many of n sends had been heard of, from n and k that had not."""
+    if sends["k"]:
+        return f"{sends['k']} of {sends['n']} {what} had not been heard of"
+    return f"all {sends['n']} {what} had been heard of"
 
 
 ALMOST_ONE: Final = 0.995

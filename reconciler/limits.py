@@ -23,6 +23,7 @@ MOST_CLAIMS: Final = 10_000_000
 """Claims of an hour are counted no further."""
 
 LOOK_AGAIN: Final = timedelta(minutes=1)
+"""After so long a release that was not allowed is looked at again; after a canary's grace, where that is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class Allowance:
 
     n: int
     otherwise: Literal["budget", "canary"]
+    again: timedelta = LOOK_AGAIN
+    """When the others are looked at again."""
 
 
 def allowance(limit: Limit, usage: Usage, wanted: int) -> Allowance:
@@ -75,10 +78,10 @@ def allowance(limit: Limit, usage: Usage, wanted: int) -> Allowance:
     first = max(LEAST_CANARY, math.ceil(limit.canary * wanted), math.floor(usage.proved / limit.canary))
     canary = first - usage.unproved
     if canary < budget:
-        return Allowance(max(0, canary), "canary")
+        return Allowance(max(0, canary), "canary", min(LOOK_AGAIN, limit.awaited))
     return Allowance(max(0, budget), "budget")
 
 
-def held_instead(release: Verdict, reason: Literal["budget", "canary"], now: datetime) -> Verdict:
+def held_instead(release: Verdict, allowed: Allowance, now: datetime) -> Verdict:
     """Return what becomes of a release that is not allowed now."""
-    return replace(release, action=Action.HELD, reason=reason, next_check_at=now + LOOK_AGAIN)
+    return replace(release, action=Action.HELD, reason=allowed.otherwise, next_check_at=now + allowed.again)

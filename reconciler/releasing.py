@@ -106,7 +106,7 @@ def _allowed(
             left[d.feed] -= 1
             now.append(d)
         else:
-            refused.append(replace(d, verdict=held_instead(d.verdict, allowed[d.feed].otherwise, decided_at)))
+            refused.append(replace(d, verdict=held_instead(d.verdict, allowed[d.feed], decided_at)))
     return now, refused
 
 

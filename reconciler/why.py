@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import asyncpg
 
-from reconciler.in_words import WAITS_FOR, WORDS, percent, silence_in_words, witnesses_in_words
+from reconciler.in_words import GIVEN_UP, WAITS_FOR, WORDS, percent, silence_in_words, witnesses_in_words
 from reconciler.ledger import Decided
 from reconciler.logs import Redactor
 from reconciler.policy import Action, Verdict
@@ -325,9 +325,8 @@ def _missing(row: asyncpg.Record, decided: Decided, policies: Policies) -> str:
     if row["state"] == "claimed":
         given_up_at = row["submit_by"] + rules.give_up_after
         if row["now"] < given_up_at:
-            after = {"hold": "it stays held", "fail": "it fails", "release": "it is released"}[rules.on_unknown]
-            words.append(f"given up at {_clock(given_up_at)} (give_up_after {format_duration(rules.give_up_after)})")
-            words[-1] += f": {after}"
+            since = f"from {_clock(given_up_at)} on (give_up_after {format_duration(rules.give_up_after)})"
+            words.append(f"{since} its message class decides: {GIVEN_UP[rules.on_unknown]}")
         else:
             words.append("give_up_after is over: evidence, a witness of absence or you decide it now")
     words.append("by hand: reconciler release, confirm or fail")

@@ -14,18 +14,22 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from click.testing import CliRunner
-from test_readme import README, ROOT, bare_machine, checkout  # noqa: F401 - fixtures
+from kit import fail, old_claim
+from snippets import ROOT, block
+from test_readme import bare_machine, checkout  # noqa: F401 - fixtures
 
 from reconciler import binaries
 from reconciler.cli.commands import cli
 from reconciler.cli.demo import _conclude
-from reconciler.demo.counting import Counted, Figures, Ledger, counted, duplicates_among, held_arrived
+from reconciler.demo.counting import Counted, Figures, Ledger, counted, duplicates_among, held_arrived, read_ledger
 from reconciler.demo.summary import document, parts
 from reconciler.settings_tables import RuleSettings
 from reconciler.why import Entry, Story
@@ -47,6 +51,13 @@ def test_what_arrived_twice_or_never_is_counted_message_by_message() -> None:
     assert held_arrived({"once": "risk", "lost": "risk", "twice": "burst"}, taken) == {"risk": 1, "burst": 1}
 
 
+async def test_a_release_whose_call_never_left_is_none_by_silence_and_risks_nothing(db: asyncpg.Pool) -> None:
+    fence = await old_claim(db, "m-1")
+    await fail(db, "m-1", fence, "no time left", not_sent=True)
+    ledger = await read_ledger(db)
+    assert (ledger.released, ledger.risk, ledger.waiting) == ({}, 0, ["m-1"])
+
+
 def figures(**given: Any) -> Figures:
     ledger = Ledger(
         held={"m-1": "few_controls", "m-2": "few_controls", "m-3": "burst"},
@@ -62,6 +73,7 @@ def figures(**given: Any) -> Figures:
         "ours": Counted(1502, 1498, 0, 0, 0, 2),
         "unanswered": 67,
         "unanswered_taken": 31,
+        "undecided": 0,
         "ledger": ledger,
         "held_arrived": {"burst": 1},
         "released_duplicates": 0,
@@ -83,13 +95,17 @@ def said(capsys: pytest.CaptureFixture[str], told: Figures) -> str:
     return capsys.readouterr().out
 
 
+def in_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def test_the_summary_says_what_was_compared_and_who_sent_what_twice_or_lost_what(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = said(capsys, figures())
     assert "the same 1,500 messages" in text
     assert "67 first calls (4.5 %)" in text
-    assert "had taken 31 all the same; 36 it never" in text
+    assert "had taken 31 all the same, 36 it never got" in in_one_line(text)
     header, *rows = [line.split() for line in text.splitlines() if line.startswith(("SENDER", *WAYS))]
     assert header[-5:] == ["ARRIVED", "ONCE", "DUPLICATES", "LOST", "OPEN"]
     assert [row[-5:] for row in rows] == [
@@ -97,6 +113,39 @@ def test_the_summary_says_what_was_compared_and_who_sent_what_twice_or_lost_what
         ["1500", "1464", "0", "36", "0"],
         ["1502", "1498", "0", "0", "2"],
     ]
+    text = in_one_line(text)
+    assert "naive retry's of 34 messages" in text
+    assert "Of the 36 that the provider had not got, naive retry delivered 36, at the price of 35 duplicates" in text
+    assert "never retry none; the reconciler 34 by the end of the demo, with 0 duplicates, and 2 are not" in text
+
+
+def test_each_send_without_an_answer_has_one_place_however_often_it_was_released(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ledger = Ledger(held={"m-1": "few_controls"}, released={"m-1": 0.004, "m-2": 0.006}, proved=31)
+    text = said(capsys, figures(unanswered=33, ledger=ledger))
+    assert "What became of the 33 at the reconciler" in text
+    for verdict, n in (("proved sent", 31), ("released", 1), ("held", 1)):
+        assert re.search(rf"^{verdict} +{n} ", text, re.MULTILINE)
+    assert "1 of those not settled had been sent again" in text
+    assert "None arrived twice" in text
+    assert "busy machine" not in text
+    assert "33 and not 34: on a busy machine" in said(capsys, figures(unanswered=34, ledger=ledger))
+    assert "None arrived twice" not in said(capsys, figures(ledger=ledger, released_duplicates=1))
+
+
+def test_a_story_whose_webhooks_came_out_of_order_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    at = datetime(2026, 5, 1, tzinfo=UTC)
+    queued, delivered = (Entry(at, "event", kind, {"kind": kind}) for kind in ("queued", "delivered"))
+    for timeline, said_so in (([queued, delivered], 0), ([delivered, queued], 1)):
+        _conclude(parts(figures(), [replace(story(), timeline=timeline)]), pretty=False)
+        assert capsys.readouterr().out.count("queued was told after delivered") == said_so
+
+
+def test_what_waits_for_the_first_releases_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, figures(ledger=Ledger(held={"m-1": "canary"})))
+    assert "follow after a grace, here 3s, in production 15m: the demo ended before" in in_one_line(text)
+    assert "too young" not in text
 
 
 WAYS = ("naive retry", "never retry", "reconciler  ")
@@ -110,8 +159,10 @@ def test_the_summary_says_why_sends_are_held_what_releases_risked_and_what_to_do
     assert re.search(r"few_controls +2 +0 +100 answered sends behind it", text)
     assert re.search(r"burst +1 +1 +so many sends around it are ambiguous", text)
     assert "0.4 % to 0.6 %" in text
-    assert "0.01 duplicates to be expected" in " ".join(text.split())
-    assert "the provider counted 0 among them" in " ".join(text.split())
+    assert "together at most 0.01 duplicates; the provider counted 0." in in_one_line(text)
+    assert "it takes some 295 answered sends before a send, and 4 after it" in in_one_line(text)
+    assert "after give_up_after (24h) its message class decides: here it stays held" in in_one_line(text)
+    assert "\nOne released message: $ reconciler why m-4\n" in text
     assert re.search(r"5\.0 s +verdict +released: absent", text)
     for following in ("reconciler why KEY", "reconciler status --check", "shadow mode"):
         assert following in text
@@ -123,7 +174,7 @@ def test_a_summary_without_holds_and_releases_speaks_of_none_and_of_messages_tha
     text = said(capsys, figures(ledger=Ledger(waiting=["m-1"]), wanted=2000))
     assert "are held" not in text.replace("reconciler why", "")
     assert "risked" not in text
-    assert "not decided yet" in text
+    assert "ended before a pass had decided" in text
     assert "2,000 were wanted" in text
 
 
@@ -262,9 +313,7 @@ def test_without_its_extra_the_demo_says_in_a_line_what_to_install(monkeypatch: 
 
 
 def first_command() -> str:
-    found = re.search(r"```sh\n(.*?)\n```", README, re.DOTALL)
-    assert found is not None
-    return found[1]
+    return block("README.md", "sh", "reconciler demo").strip()
 
 
 @pytest.mark.index

@@ -103,7 +103,17 @@ def test_claims_are_counted_as_far_as_they_change_the_budget() -> None:
 def test_what_is_not_released_now_is_looked_at_again_in_a_minute() -> None:
     now = datetime(2026, 11, 30, tzinfo=UTC)
     wanted = Verdict(Action.RELEASED, "absent", next_check_at=now + 5 * MINUTE, risk=0.004)
-    assert held_instead(wanted, "canary", now) == Verdict(Action.HELD, "canary", next_check_at=now + MINUTE, risk=0.004)
+    refused = allowance(LIMIT, Usage(10, 5000, 10, 0), 30)
+    assert held_instead(wanted, refused, now) == Verdict(Action.HELD, "canary", next_check_at=now + MINUTE, risk=0.004)
+
+
+def test_where_the_grace_is_shorter_the_canaries_are_awaited_no_longer_than_that() -> None:
+    now, short = datetime(2026, 11, 30, tzinfo=UTC), timedelta(seconds=3)
+    wanted = Verdict(Action.RELEASED, "absent", next_check_at=now, risk=0.004)
+    refused = allowance(replace(LIMIT, awaited=short), Usage(10, 5000, 10, 0), 30)
+    assert held_instead(wanted, refused, now).next_check_at == now + short
+    over_budget = allowance(replace(LIMIT, awaited=short, canary=1.0), Usage(1000, 5000, 0, 0), 1)
+    assert held_instead(wanted, over_budget, now).next_check_at == now + MINUTE
 
 
 # The budget

@@ -96,9 +96,10 @@ async def test_a_held_send_says_what_it_waits_for_and_until_when(db: asyncpg.Poo
     risk = f"{100 * story.next.silence['risk']:.2g} %"
     assert "the risk that it was accepted all the same is above its ceiling (max_risk)" in story.next.missing
     assert "near it 25 answered before and 25 after it, 3 not heard of" in story.next.missing
-    assert f"risk {risk} against a ceiling of 1 % (accepted beforehand with 50 %)" in story.next.missing
+    assert f"risk {risk} against a ceiling of 1 % (assumed beforehand: accepted in 50 % of cases)" in story.next.missing
     given_up_at = (await row(db, "order:1"))["submit_by"] + kit.RULES.give_up_after
-    assert f"given up at {given_up_at:%Y-%m-%dT%H:%M:%SZ} (give_up_after 24h): it stays held" in story.next.missing
+    since = f"from {given_up_at:%Y-%m-%dT%H:%M:%SZ} on (give_up_after 24h)"
+    assert f"{since} its message class decides: it stays held" in story.next.missing
 
 
 async def test_a_held_send_with_too_few_neighbours_says_how_many_there_are(db: asyncpg.Pool) -> None:
@@ -107,7 +108,7 @@ async def test_a_held_send_with_too_few_neighbours_says_how_many_there_are(db: a
     story = await why(db, "order:1")
     assert story.next is not None
     assert story.next.reason == "few_controls"
-    assert "100 controls are missing in the history" in str(story.next.missing)
+    assert "100 answered sends are missing in the history" in str(story.next.missing)
     assert "near it 0 answered before and 0 after it" in str(story.next.missing)
 
 
@@ -130,8 +131,8 @@ async def test_verdicts_show_what_their_witnesses_answered(db: asyncpg.Pool) -> 
     (verdict,) = [text for text in told(story) if text.startswith("verdict")]
     assert "released: absent (inferred, by test)" in verdict
     assert "the feed's answer: absent; at the age of" in verdict
-    assert "near it 25 answered before and 25 after it, 0 not heard of, risk 0.6" in verdict
-    assert "against a ceiling of 1 % (accepted beforehand with 50 %); risk of a duplicate 0.6" in verdict
+    assert "near it 25 answered before and 25 after it, all heard of, risk 0.6" in verdict
+    assert "against a ceiling of 1 % (assumed beforehand: accepted in 50 % of cases); risk of a duplicate" in verdict
     assert story.standing.startswith("free to be sent again (absent) since")
 
 
@@ -189,7 +190,7 @@ async def test_a_released_send_waits_for_the_application_and_its_next_look_does_
     assert first is not None
     assert first == second
     assert first.at == (await row(db, "order:1"))["next_check_at"]
-    assert first.text == ('waits for the application to claim it again (see README, "Send again")')
+    assert first.text == ('waits for the application to claim it again (see docs/sending.md, "Sending again")')
 
 
 async def test_a_refused_delivery_is_told_of_as_the_feeds_and_not_as_the_sends(db: asyncpg.Pool) -> None:

@@ -53,7 +53,10 @@ class Ledger:
     waiting: Collection[str] = ()
     """Keys of those that no pass has decided yet, or that were released and are being sent again."""
     released: Mapping[str, float] = field(default_factory=dict)
-    """What its release said of the risk of a duplicate, 0 to 1, by key; of several releases of one the sum."""
+    """What its release said of the risk of a duplicate, 0 to 1, by key; of several releases of one the sum.
+
+    Without those whose call never left, for want of time: they risk nothing.
+    """
     proved: int = 0
     """Sends whose call had no answer, and that a webhook proved taken."""
 
@@ -61,6 +64,11 @@ class Ledger:
     def undecided(self) -> set[str]:
         """Keys that somebody still has to decide about."""
         return {*self.held, *self.waiting}
+
+    @property
+    def sent_again(self) -> set[str]:
+        """Keys of those that were released, and that nobody has to decide about any more."""
+        return self.released.keys() - self.undecided
 
     @property
     def reasons(self) -> Counter[str]:
@@ -77,7 +85,8 @@ UNDECIDED: Final = """
 SELECT wire_key, held_reason FROM send_log WHERE state IN ('pending', 'claimed') ORDER BY first_claimed_at
 """
 RELEASES: Final = """
-SELECT wire_key, sum(risk) AS risk FROM verdict WHERE action = 'released' GROUP BY wire_key ORDER BY min(id)
+SELECT wire_key, sum(risk) AS risk FROM verdict WHERE action = 'released' AND risk IS NOT NULL
+GROUP BY wire_key ORDER BY min(id)
 """
 PROVED: Final = """
 SELECT count(*) FROM send_log
@@ -112,14 +121,25 @@ class Figures:
     never: Counted
     ours: Counted
     unanswered: int
-    """Messages whose first call had no answer."""
+    """Messages whose first call had no answer that says whether it was taken."""
     unanswered_taken: int
     """Those of them that the provider took all the same."""
+    undecided: int
+    """Those of them that the reconciler has not decided yet, or is sending again."""
     ledger: Ledger
     held_arrived: Mapping[str, int]
     """How many of the held sends arrived, by reason."""
     released_duplicates: int
     """Copies too many of the sends that were released."""
+
+    @property
+    def unanswered_missing(self) -> int:
+        """Messages whose first call the provider never got."""
+        return self.unanswered - self.unanswered_taken
+
+    def rescued(self, way: Counted) -> int:
+        """Count those of them that one way's sender brought to their recipients after all."""
+        return self.unanswered_missing - way.lost - way.open
 
     @property
     def made(self) -> int:

@@ -32,7 +32,7 @@ MOST_SECONDS: Final = 36.0
 """For which messages are sent; a machine that is slower sends fewer."""
 
 SETTLE_SECONDS: Final = 12.0
-"""For which the last verdicts are waited for. What is open then is told as open."""
+"""For which the last verdicts are waited for, and the evidence of the first releases: others follow them."""
 
 LOOK_SECONDS: Final = 0.5
 AT_ONCE: Final = 200
@@ -112,12 +112,12 @@ class Trial:
                 aside = [group.create_task(send_released(self._pool, self._ours.caller))]
                 aside.append(group.create_task(self._show(watch)))
                 sending = group.create_task(self._send())
-                self._phase = "sending; how quickly webhooks come is being learnt, and no pass decides yet"
+                self._phase = "sending; webhooks prove sends; silence is judged once it is known how soon they come"
                 await self._learnt.wait()
                 async with stand.deciding(self._settings):
-                    self._phase = "sending; passes decide"
+                    self._phase = "sending; passes judge silence too"
                     await sending
-                    self._phase = "waiting for the last verdicts"
+                    self._phase = "sending has ended; passes still look at the last ones: proved, released, or held"
                     await self._settled()
                     for task in aside:
                         task.cancel()
@@ -168,8 +168,11 @@ class Trial:
     async def _settled(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
-                while (await read_ledger(self._pool)).waiting:  # noqa: ASYNC110 - passes have no event for it
-                    await asyncio.sleep(LOOK_SECONDS)
+                while True:
+                    ledger = await read_ledger(self._pool)
+                    if not ledger.waiting and "canary" not in ledger.held.values():
+                        return
+                    await asyncio.sleep(LOOK_SECONDS)  # passes have no event for it
 
     async def _show(self, watch: Watch) -> None:
         while True:
@@ -189,6 +192,7 @@ class Trial:
             ours=self._ours.count(through[2], ledger.undecided),
             unanswered=len(unanswered),
             unanswered_taken=sum(key in self._never.provider.taken for key in unanswered),
+            undecided=len(unanswered.intersection(ledger.waiting)),
             ledger=ledger,
             held_arrived=held_arrived(ledger.held, taken),
             released_duplicates=duplicates_among(ledger.released, taken),

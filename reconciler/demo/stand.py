@@ -16,7 +16,7 @@ from typing import Final
 from reconciler import composition
 from reconciler.daemon import Daemon
 from reconciler.postgres import EmbeddedPostgres
-from reconciler.process import listen_http
+from reconciler.process import take_ports, urls_of
 from reconciler.settings import Settings
 from reconciler.settings_tables import (
     DatabaseSettings,
@@ -83,10 +83,10 @@ async def receiving(settings: Settings) -> AsyncIterator[str]:
         fetch = await stack.enter_async_context(open_fetch())
         runner = make_runner(daemon.app(fetch), CLOSE_SECONDS)
         stack.push_async_callback(runner.cleanup)
-        (address,) = await listen_http(runner, settings)
+        servers = await take_ports(stack, runner, settings)
         stack.callback(daemon.drain)
-        await daemon.open(_tell_nobody)
-        yield f"{address}/webhooks/{FEED}"
+        await daemon.open(_tell_nobody, servers)
+        yield f"{urls_of(servers)[0]}/webhooks/{FEED}"
 
 
 @asynccontextmanager

@@ -38,10 +38,10 @@ def _moment(seconds: float, phase: str, figures: Figures | None) -> RenderableTy
     held = ", ".join(f"{reason} {n}" for reason, n in ledger.reasons.most_common())
     return Group(
         title,
-        Text(f"{figures.made:,} of {figures.wanted:,} messages; {figures.unanswered} first calls had no answer"),
+        Text(f"{figures.made:,} of {figures.wanted:,} messages, {figures.unanswered} calls without a usable answer"),
         _grid(ways_table(figures)),
-        Text(f"reconciler: proved sent {ledger.proved}, not decided yet {len(ledger.waiting)}"),
-        Text(f"            released {len(ledger.released)}, stated risk {ledger.risk:.2g} duplicates in all"),
+        Text(f"reconciler: proved sent {ledger.proved}, undecided {figures.undecided}"),
+        Text(f"            released {len(ledger.sent_again)}, stated risk {ledger.risk:.2g} duplicates in all"),
         Text(f"            held {len(ledger.held)}" + (f": {held}" if held else "")),
     )
 

@@ -93,7 +93,7 @@ async def reconciled(pool: BoundedPool, caller: Caller, key: str) -> None:
 
 
 async def send_released(pool: BoundedPool, caller: Caller) -> None:
-    """Send what was released, for ever: the worker that README's "Send again" speaks of."""
+    """Send what was released, for ever: the worker that docs/sending.md speaks of."""
     submit = _submit(caller)
     while True:
         free = await guard.claim_released(pool, FEED, AT_ONCE, provider=PROVIDER, submit_within=PATIENCE)
