@@ -26,6 +26,13 @@ from reconciler.status import Status, read_status
 FIGURES_SECONDS: Final = 15.0
 """How often what stands in few rows is read."""
 
+SHARE: Final = 0.01
+"""Of its time at most so much goes into counting undecided sends. 200,000 of them, as a brown-out may leave behind,
+were counted in half a second on a busy machine: every 50 seconds then."""
+
+LONGEST_SECONDS: Final = 120.0
+"""Between two counts, however long one takes: alerts wait for them."""
+
 STATUS_SECONDS: Final = 300.0
 """How often the whole status is."""
 
@@ -37,7 +44,8 @@ FINDINGS: Final = Gauge(
 STATUS_READ: Final = Gauge("reconciler_status_timestamp_seconds", "When that, and what follows, was read.")
 SENDS_UNHEARD: Final = Gauge(
     "reconciler_feed_sends_unheard",
-    "1 where sends of the last day were answered an hour ago or more, and yet nothing was delivered in that day.",
+    "1 where sends were answered an hour ago or more and nothing was delivered since: of a feed that spoke within a "
+    "day more than six of them, of another any of that day.",
     ["feed"],
 )
 KEYED: Final = Gauge(
@@ -85,20 +93,26 @@ def figures(
     note_feeds: Callable[[Mapping[str, FeedFigures]], None] | None,
     *,
     reconciles: bool,
+    seconds: Callable[[], float] = time.monotonic,
 ) -> Callable[[], Awaitable[None]]:
-    """Return what does one reading. `note_feeds` is told how deliveries ended, where this process receives any."""
-    status_read = -math.inf
+    """Return what does one reading. `note_feeds` is told how deliveries ended, where this process receives any.
+
+    `seconds` is a clock that never goes back.
+    """
+    count_again, status_read = -math.inf, -math.inf
 
     async def read() -> None:
-        nonlocal status_read
+        nonlocal count_again, status_read
         if note_feeds:
             note_feeds(await metrics.read_feeds(pool))
         if not reconciles:
             return
-        await metrics.read_undecided(pool)
+        if (began := seconds()) >= count_again:
+            await metrics.read_undecided(pool)
+            count_again = began + min((seconds() - began) / SHARE, LONGEST_SECONDS)
         await metrics.read_holds(pool, settings.feeds)
-        if time.monotonic() - status_read >= STATUS_SECONDS:
-            status_read = time.monotonic()
+        if seconds() - status_read >= STATUS_SECONDS:
+            status_read = seconds()
             async with pool.acquire() as connection:
                 await read_standing(connection, settings)
 

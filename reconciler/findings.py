@@ -4,18 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from reconciler.feeds import ALL_FEEDS
+from reconciler.feed_findings import Finding, judge_feed, judge_keys, judge_outlook
 from reconciler.outbox import OutboxStatus
-from reconciler.outlook import Outlook
 from reconciler.settings import Settings
 from reconciler.settings_facts import can_be_asked
-from reconciler.status import FeedStatus, Status, Undecided, held_in_words
-from reconciler.units import format_duration, roughly
+from reconciler.status import ProcessFinding, Status, Undecided, held_in_words
+from reconciler.units import roughly
 from webhooks.registry import PROVIDERS
+
+__all__ = ["Finding", "judge"]
 
 HELD_TOO_LONG: Final = timedelta(hours=1)
 """Held for longer, a send needs a person, unless its class decides by itself after `give_up_after`."""
@@ -27,7 +27,11 @@ UNTOLD_TOO_LONG: Final = timedelta(minutes=15)
 """The application could not be told of a send for longer."""
 
 NO_PASS: Final = timedelta(minutes=5)
-"""Without a pass for longer, while sends wait for one. Four times `reconcile.every` where that is more."""
+"""Without a pass for longer, while sends wait for one, or without any sign of life of what decides. Four times
+`reconcile.every` where that is more."""
+
+UNDECIDED_TOO_LONG: Final = timedelta(hours=6)
+"""For longer a claim was neither decided nor held, though its grace is over."""
 
 LEFT_TOO_LONG: Final = timedelta(days=7)
 """For longer than they should be kept events could not be dropped."""
@@ -44,27 +48,6 @@ VANISHED_SHARE: Final = 0.05
 lose single events, and an alert on every one of them would be ignored; a class without the stamp, or a provider that
 drops what it took, shows far more."""
 
-FOREIGN_EVENTS: Final = 20
-"""So many events of a day, and more than half, whose key no row has: another installation's, or the wrong database."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing worth knowing."""
-
-    code: str
-    """A stable word: held, unclaimed, refused, partition, foreign, duplicates, vanished ..."""
-    text: str
-    advice: str
-    """What to do about it."""
-    feed: str | None = None
-    needs_person: bool = True
-
-    def line(self) -> str:
-        """Return it as one line."""
-        place = f" {self.feed}" if self.feed else ""
-        return f"{self.code}{place}: {self.text}: {self.advice}"
-
 
 def judge(status: Status, settings: Settings) -> Iterator[Finding]:
     """Name what of a status is worth knowing, and whether it needs a person."""
@@ -72,14 +55,12 @@ def judge(status: Status, settings: Settings) -> Iterator[Finding]:
         yield from _judge_undecided(group, status.now, settings)
     yield from _judge_passes(status, settings)
     for feed in status.feeds:
-        yield from _judge_feed(feed)
-    yield from _judge_deliveries(status)
+        yield from judge_feed(feed, status.now)
+    yield from judge_keys(status)
     yield from _judge_sent(status)
     for outlook in status.outlooks:
-        yield from _judge_outlook(outlook, settings)
-    for found in status.processes:
-        advice = f"since {found.since:%Y-%m-%dT%H:%M:%SZ}; no event is lost by it, but the spool has a limit"
-        yield Finding(found.code, f"on {found.host}, {found.text}", advice)
+        yield from judge_outlook(outlook, settings)
+    yield from map(_of_process, status.processes)
     yield from _judge_outbox(status.outbox, status.now)
     yield from _judge_retention(status, settings)
     yield from _judge_database(status, settings)
@@ -103,12 +84,19 @@ def _judge_undecided(group: Undecided, now: datetime, settings: Settings) -> Ite
             "see reconciler why KEY, then decide with reconciler release, confirm or fail",
             group.feed,
         )
+    if group.state == "claimed" and group.submit_by and now - group.submit_by > _in_time(group, settings):
+        yield Finding(
+            "undecided",
+            f"{_sends(group)} neither decided nor held, the oldest for {roughly(age)}",
+            "passes should have: see reconciler why KEY, and what reconciler reconcile says",
+            group.feed,
+        )
     if group.state == "released" and age > UNCLAIMED_TOO_LONG:
         yield Finding(
             "unclaimed",
             f"{_sends(group)} released ({group.reason}) and claimed by nobody, the oldest for {roughly(age)}",
-            'let the application claim them again (see README, "Send again", and docs/outbox.md), or end them with '
-            "reconciler fail",
+            'let the application claim them again (see docs/sending.md, "Sending again", and docs/outbox.md), or end '
+            "them with reconciler fail",
             group.feed,
         )
 
@@ -121,6 +109,11 @@ def _patience(group: Undecided, now: datetime, settings: Settings) -> timedelta:
     # The class decides by itself then; still held an hour later, something keeps it from that.
     decides_at = group.submit_by + rules.give_up_after
     return max(HELD_TOO_LONG, decides_at + HELD_TOO_LONG - group.since) if now < decides_at else HELD_TOO_LONG
+
+
+def _in_time(group: Undecided, settings: Settings) -> timedelta:
+    """Return after which time from `submit_by` a pass must have decided or held such sends."""
+    return max(UNDECIDED_TOO_LONG, settings.rules_for(group.feed, group.message_class).grace + HELD_TOO_LONG)
 
 
 def _sends(group: Undecided) -> str:
@@ -136,160 +129,27 @@ def _judge_passes(status: Status, settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "no_pass", f"{when}, and sends wait for one", "start reconciler serve, or run reconciler reconcile"
         )
-
-
-def _judge_feed(feed: FeedStatus) -> Iterator[Finding]:
-    if feed.provider is None and feed.feed != ALL_FEEDS:
+    signs = [at for at in (status.heartbeat_at, last.started_at if last else None) if at]
+    if status.heartbeat_at and max(signs) < status.now - longest:
         yield Finding(
-            "unknown_feed",
-            "sends name this feed, and no settings do, so nothing is ever heard of them",
-            f"add [feeds.{feed.feed}] to the settings; another name in the sender helps only sends to come, since a "
-            "row keeps the feed of its ambiguous attempt and a claim on another one is refused (other_feed)",
-            feed.feed,
-        )
-    name = None if feed.feed == ALL_FEEDS else feed.feed
-    option = f" --feed {name}" if name else ""
-    for hold in feed.holds:
-        because = f" ({feed.hold_reason})" if feed.hold_reason else ""
-        resume = f"reconciler resume{option} --reason TEXT"
-        restored = hold == "suspect"
-        yield Finding(
-            hold,
-            f"{'no' if name else 'no feed'} {'claims or ' if restored else ''}releases while it lasts{because}",
-            f"bring back what the gap lacks with reconciler replay or reconciler backfill, then {resume}"
-            if restored
-            else f"{resume} once the cause is gone",
-            name,
-            needs_person=hold != "paused",
-        )
-    yield from _judge_roads(feed)
-    if feed.by_look_up:
-        yield Finding(
-            "only_look_up",
-            f"of {feed.by_look_up} sends of the last day only the provider's API spoke, the feed did not",
-            "it loses events, or they come late: see reconciler report vanished",
-            feed.feed,
-        )
-    if feed.mode == "shadow":
-        yield Finding(
-            "shadow",
-            "passes record what they would do with its sends, and change nothing",
-            f'reconciler what-if shows it; to begin, set feeds.{feed.feed}.mode = "live"',
-            feed.feed,
-            needs_person=False,
-        )
-    if feed.refused_at and (feed.stored_at is None or feed.refused_at > feed.stored_at):
-        yield _refused(feed)
-    elif feed.provider and feed.sends_unheard:
-        yield Finding(
-            "no_delivery",
-            "sends were answered, and no event was delivered for a day",
-            "check that the provider's webhook is registered, active, and reaches this receiver",
-            feed.feed,
+            "down",
+            f"no process that decides has given a sign of life for {roughly(status.now - max(signs))}",
+            "start reconciler serve; the last line of its log says why it ended",
         )
 
 
-def _judge_roads(feed: FeedStatus) -> Iterator[Finding]:
-    if feed.queue_unread_at:
-        yield Finding(
-            "queue",
-            f"its queue could not be read, last at {feed.queue_unread_at:%Y-%m-%dT%H:%M:%SZ}, so its silence proves "
-            "nothing",
-            "the log line queue_failed of reconciler serve says why: credentials, region, or the queue's name",
-            feed.feed,
-        )
-    if feed.endpoint_finding:
-        yield Finding(
-            "endpoint",
-            f"the webhook at the provider is not as it should be: {feed.endpoint_finding}",
-            f"reconciler endpoints check --feed {feed.feed}, then reconciler endpoints apply --feed {feed.feed}",
-            feed.feed,
-        )
-    if feed.filling:
-        yield Finding(
-            "filling",
-            "a replay, back-fill or import runs or has just ended, so its silence proves nothing",
-            "wait for its end",
-            feed.feed,
-            needs_person=False,
-        )
-
-
-COVERED: Final = 0.9
-"""The least share of answered sends past their grace that a well feed has told of ..."""
-
-COVERAGE_OF: Final = 20
-"""... of so many or more."""
-
-
-def _judge_outlook(outlook: Outlook, settings: Settings) -> Iterator[Finding]:
-    grace = settings.rules_for(outlook.feed, outlook.message_class).grace
-    of_class = f"answered sends of class {outlook.message_class}"
-    if outlook.deaf:
-        yield Finding(
-            "no_echo",
-            f"none of the {of_class} was ever heard of, so that none of its silent sends is released",
-            f"are they stamped? See reconciler selftest correlation --feed {outlook.feed}",
-            outlook.feed,
-        )
-    elif outlook.asked >= COVERAGE_OF and outlook.heard < COVERED * outlook.asked:
-        yield Finding(
-            "coverage",
-            f"only {outlook.heard} of {outlook.asked} {of_class} of an hour, all past the grace, were heard of",
-            "is the provider late, or does it lose events? See its status page, then reconciler backfill",
-            outlook.feed,
-        )
-    elif outlook.missing:
-        yield Finding(
-            "few_controls",
-            f"{outlook.missing} {of_class} are missing before its silence means anything",
-            "until then silence releases nothing; reconciler import brings older sends in",
-            outlook.feed,
-            needs_person=False,
-        )
-    elif outlook.late_after and outlook.late_after > grace.total_seconds():
-        lag = roughly(timedelta(seconds=outlook.late_after))
-        yield Finding(
-            "grace",
-            f"2 % of the {of_class} are heard of later than after {lag}, and the grace is {format_duration(grace)}",
-            f"claims wait longer by themselves; a grace of {lag} says so",
-            outlook.feed,
-            needs_person=False,
-        )
-
-
-_ABOUT_REFUSALS: Final = {
-    "format": "what arrives is not this provider's format: is the URL or queue another provider's?",
-    "topic": "set the feed's topics to the one that publishes",
-    "stale": "look at this host's clock, or raise the feed's tolerance",
-    "no_secret": "set the feed's secrets",
-    "missing": "if it was the provider's, switch on its signature or credential; anybody else may be passed over",
+_OF_PROCESS: Final = {
+    "archive": "no event is lost by it, but the spool has a limit",
+    "archive_drops": "the events are stored, a replay would lack them: mend the way to S3, or raise archive.spool_max",
+    "database_slow": 'look in pg_stat_activity for what blocks it (see docs/runbooks.md, "ReconcilerDatabaseSlow")',
+    "figures_old": "alerts are blind: the log line figures_not_read says why",
+    "work_fails": "the log says why: the line of that work, and where it went on its reason",
 }
 
 
-def _refused(feed: FeedStatus) -> Finding:
-    reason = feed.refused_reason or ""
-    about = "compare the feed's secrets with the provider's settings; reconciler status lists the reasons"
-    anybody = reason == "missing"  # anybody can send a request without a signature: it makes no feed silent
-    return Finding(
-        "refused",
-        f"the newest delivery was refused ({reason})" + ("" if anybody else ", so its silence proves nothing"),
-        _ABOUT_REFUSALS.get(reason, about),
-        feed.feed,
-        needs_person=not anybody,
-    )
-
-
-def _judge_deliveries(status: Status) -> Iterator[Finding]:
-    for feed, (keyed, unknown) in sorted(status.foreign.items()):
-        if unknown >= FOREIGN_EVENTS and unknown > keyed / 2:
-            yield Finding(
-                "foreign",
-                f"{unknown} of {keyed} events of the last day have a key that no send has",
-                "does another installation use this account? Then set a namespace with reconciler migrate --namespace; "
-                "else look whether the senders use this database",
-                feed,
-            )
+def _of_process(found: ProcessFinding) -> Finding:
+    since = f"since {found.since:%Y-%m-%dT%H:%M:%SZ}"
+    return Finding(found.code, f"on {found.host}, {found.text}", f"{since}; {_OF_PROCESS[found.code]}")
 
 
 def _judge_sent(status: Status) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from reconciler.lag import Hour, Lag, Point
 from reconciler.units import format_duration
 
 WIDTH, HEIGHT, ROW = 320, 160, 260
-LEFT, TOP, GAP = 60, 60, 90
+LEFT, TOP, GAP, MARGIN = 60, 60, 90, 24
 LEAST_RISK: Final = 1e-5
 MARKED_AGES: Final = (1, 10, 60, 600, 3600, 6 * 3600, 86400)
 
@@ -35,6 +35,15 @@ def picture(lags: Sequence[Lag]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">\n'
         f'<style>{STYLE}</style>\n<rect class="ground" width="{width}" height="{height}"/>\n{rows}\n</svg>\n'
+    )
+
+
+def curve(lag: Lag, label: str) -> str:
+    """Return the lag curve as an element for a page, which has the style; `label` says it to those who don't see it."""
+    width, height = LEFT + WIDTH + MARGIN, 2 * MARGIN + HEIGHT
+    panel = "\n".join(_panel(0, MARGIN, "heard of within", _heard(lag, _ages(lag.points))))
+    return (
+        f'<svg class="curve" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">\n{panel}\n</svg>'
     )
 
 

@@ -43,7 +43,7 @@ DATABASE_SECONDS: Final = Histogram(
 
 SENDS: Final = Gauge(
     "reconciler_sends",
-    "Undecided sends: claimed, released for retry, or pending and looked at; by the reason that holds them.",
+    "Undecided sends: claimed, released for retry, capped, or pending and looked at; by the reason that holds them.",
     ["state", "held"],
 )
 OLDEST_CLAIMED: Final = Gauge("reconciler_oldest_claimed_seconds", "Age of the oldest claim without a verdict.")
@@ -57,7 +57,7 @@ HOLDS: Final = Gauge(
 )
 REFUSED_IN_A_ROW: Final = Gauge(
     "reconciler_feed_refused_in_a_row",
-    "Deliveries refused since the newest good one, within a day.",
+    "Deliveries refused since the newest good one, within a day; unsigned ones, which anybody can send, left out.",
     ["feed"],
 )
 STORED: Final = Gauge(
@@ -80,6 +80,7 @@ VANISHED_OF: Final = Gauge(
 )
 FIGURES_READ: Final = Gauge("reconciler_figures_timestamp_seconds", "When the figures of the database were read.")
 
+SPANS_LOST: Final = Counter("reconciler_spans_lost", "Spans of traces that no collector took.")
 API_REQUESTS: Final = Counter(
     "reconciler_api_requests",
     "Requests to /v1/sends by route, and by outcome or, where there is none, status.",
@@ -115,9 +116,10 @@ def note_pass(counts: Mapping[str, int], seconds: float) -> None:
     STATEMENTS_RETRIED.inc(counts.get("retried", 0))
 
 
-# The partial index over undecided rows answers it.
+# The partial index over undecided rows finds them; each is read, and `figures` sees to it that many are read seldom.
 UNDECIDED: Final = """
-SELECT CASE WHEN released_at IS NOT NULL THEN 'released' ELSE state END AS state, coalesce(held_reason, '') AS held,
+SELECT CASE WHEN held_reason IS NULL AND capped_until > statement_timestamp() THEN 'capped'
+            WHEN released_at IS NOT NULL THEN 'released' ELSE state END AS state, coalesce(held_reason, '') AS held,
        count(*) AS n,
        extract(epoch FROM clock_timestamp() - min(CASE WHEN state = 'claimed' THEN claimed_at ELSE released_at END))
            ::float8 AS oldest,
@@ -137,8 +139,10 @@ async def read_undecided(pool: Any) -> None:
         SENDS.labels(state, "").set(0)
     for row in rows:
         SENDS.labels(row["state"], row["held"]).set(row["n"])
-    for gauge, state in ((OLDEST_CLAIMED, "claimed"), (OLDEST_RELEASED, "released")):
-        gauge.set(max((row["oldest"] for row in rows if row["state"] == state), default=0.0))
+    OLDEST_CLAIMED.set(max((row["oldest"] for row in rows if row["state"] == "claimed"), default=0.0))
+    OLDEST_RELEASED.set(
+        max((row["oldest"] for row in rows if (row["state"], row["held"]) == ("released", "")), default=0.0)
+    )
     DUE.set(sum(row["due"] for row in rows))
     OLDEST_DUE.set(max((row["overdue"] for row in rows), default=0.0))
     FIGURES_READ.set_to_current_time()
@@ -152,18 +156,20 @@ class FeedFigures:
     """When the newest delivery of events came. A ping is no sign of life: some providers' can be forged by anybody."""
     refused_at: datetime | None
     refused_in_a_row: int
-    """Refused since the newest verified one, give or take those of its minute."""
+    """Refused since the newest verified one, give or take those of its minute, and without those that were unsigned:
+    anybody can send them."""
 
 
 DELIVERED: Final = """
 WITH lately AS (
-    SELECT feed, n, last_at, outcome LIKE 'refused:%' AS refused,
+    SELECT feed, n, last_at, outcome LIKE 'refused:%' AS refused, outcome = 'refused:missing' AS unsigned,
            max(last_at) FILTER (WHERE outcome = 'stored') OVER (PARTITION BY feed) AS stored_at
     FROM feed_delivery
     WHERE minute > statement_timestamp() - interval '1 day'
 )
 SELECT feed, max(stored_at) AS stored_at, max(last_at) FILTER (WHERE refused) AS refused_at,
-       coalesce(sum(n) FILTER (WHERE refused AND last_at > coalesce(stored_at, '-infinity')), 0)::int AS in_a_row
+       coalesce(sum(n) FILTER (WHERE refused AND NOT unsigned AND last_at > coalesce(stored_at, '-infinity')), 0)::int
+           AS in_a_row
 FROM lately
 GROUP BY feed
 """

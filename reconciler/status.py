@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from reconciler.citus import Layout, read_layout
 from reconciler.feeds import ALL_FEEDS
 from reconciler.histories import Histories
 from reconciler.ledger import Connection
@@ -59,8 +60,18 @@ class FeedStatus:
     """Why that one was."""
     holds: tuple[str, ...]
     hold_reason: str | None
+    refused_lately: int
+    """Deliveries of the last half hour that were refused, unsigned ones left out."""
+    lately: int
+    """All deliveries of that half hour."""
+    put_off_at: datetime | None
+    """When one was last answered with "later" within a quarter of an hour; a queue that can't be read is apart."""
+    put_off_since: datetime | None
+    """The minute of the first one in that time."""
+    put_off_reason: str | None
     sends_unheard: bool
-    """Sends of the last day were answered an hour ago or more, and yet nothing was delivered in that day."""
+    """Sends of the last day were answered an hour ago or more, and nothing was delivered since: of a feed that spoke
+    within a day more than six of them, of another any."""
     endpoint_finding: str | None
     """What the daily look at the webhook found at the provider; None: all is well, or nobody looked."""
     queue_unread_at: datetime | None
@@ -135,11 +146,16 @@ class Status:
     retention: RetentionStatus
     missing_months: list[str]
     last_pass: PassStatus | None
+    heartbeat_at: datetime | None
+    """The last sign of life of a running process that decides; None: there never was one, or none beats while the
+    database is suspect."""
     clock_skew: timedelta
     """How far the database's clock is ahead of this host's."""
     pooler: bool
     hashed_recipients: bool
     """No address is stored: recipients are, hashed."""
+    citus: Layout | None
+    """How the tables are distributed; None: they are not."""
 
 
 async def read_status(
@@ -165,12 +181,15 @@ async def read_status(
         retention=await read_retention(connection),
         missing_months=await _missing_months(connection, now),
         last_pass=await _last_pass(connection),
+        heartbeat_at=await connection.fetchval(HEARTBEAT),
         clock_skew=skew,
         pooler=await is_behind_pooler(connection),
         hashed_recipients=await connection.fetchval(HASHED_RECIPIENTS),
+        citus=await read_layout(connection),
     )
 
 
+HEARTBEAT: Final = "SELECT heartbeat_at FROM feed_state WHERE feed = '*' AND suspect_at IS NULL"
 # Told by what hashes them: whoever may only read the reports doesn't read the salt.
 HASHED_RECIPIENTS: Final = """
 SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'send_log'::regclass AND tgname = 'without_addresses')
@@ -227,10 +246,12 @@ SELECT asked.feed, stored.last_at AS stored_at, refused.last_at AS refused_at, r
        s.reason AS hold_reason, s.endpoint_finding, coalesce(s.filling_until > $2::timestamptz, false) AS filling,
        CASE WHEN stored.last_at < refused.unread_at OR stored.last_at IS NULL THEN refused.unread_at
        END AS queue_unread_at,
-       coalesce(stored.last_at <= $2::timestamptz - interval '1 day', true) AND EXISTS (
-           SELECT FROM send_log c WHERE c.feed = asked.feed AND c.answered_at IS NOT NULL AND c.attempt = 1
-              AND c.claimed_at > $2::timestamptz - interval '1 day'
-              AND c.claimed_at < $2::timestamptz - interval '1 hour') AS sends_unheard
+       (SELECT count(*) FROM (
+            SELECT FROM send_log c WHERE c.feed = asked.feed AND c.answered_at IS NOT NULL AND c.attempt = 1
+               AND c.claimed_at > greatest(stored.last_at, $2::timestamptz - interval '1 day')
+               AND c.claimed_at < $2::timestamptz - interval '1 hour' LIMIT 7) AS unheard)
+           > CASE WHEN stored.last_at > $2::timestamptz - interval '1 day' THEN 6 ELSE 0 END AS sends_unheard,
+       refused.refused_lately, refused.lately, refused.put_off_at, refused.put_off_since, refused.put_off_reason
 FROM unnest($1::text[]) AS asked(feed)
 LEFT JOIN feed_state s ON s.feed = asked.feed
 LEFT JOIN LATERAL (
@@ -242,7 +263,16 @@ CROSS JOIN LATERAL (
     SELECT max(last_at) FILTER (WHERE d.outcome LIKE 'refused:%') AS last_at,
            max(last_at) FILTER (WHERE d.outcome = 'later:queue') AS unread_at,
            (array_agg(substr(d.outcome, 9) ORDER BY d.last_at DESC) FILTER (WHERE d.outcome LIKE 'refused:%'))[1]
-               AS reason
+               AS reason,
+           coalesce(sum(n) FILTER (WHERE d.outcome LIKE 'refused:%' AND d.outcome <> 'refused:missing'
+                                     AND d.minute > $2::timestamptz - interval '30 min'), 0)::bigint AS refused_lately,
+           coalesce(sum(n) FILTER (WHERE d.minute > $2::timestamptz - interval '30 min'), 0)::bigint AS lately,
+           max(last_at) FILTER (WHERE d.outcome LIKE 'later:%' AND d.outcome <> 'later:queue'
+                                  AND d.minute > $2::timestamptz - interval '15 min') AS put_off_at,
+           min(minute) FILTER (WHERE d.outcome LIKE 'later:%' AND d.outcome <> 'later:queue'
+                                 AND d.minute > $2::timestamptz - interval '15 min') AS put_off_since,
+           (array_agg(substr(d.outcome, 7) ORDER BY d.last_at DESC)
+                FILTER (WHERE d.outcome LIKE 'later:%' AND d.outcome <> 'later:queue'))[1] AS put_off_reason
     FROM feed_delivery d
     WHERE d.feed = asked.feed AND d.minute > $2::timestamptz - interval '1 day'
 ) AS refused

@@ -16,6 +16,7 @@ import pytest
 from campaign_kit import PLAN, RELEASES, batch, decide_claimed, loaded, people, states
 from kit import FEED, claim, confirm, event, fail, make_older, reasons, reconcile, row, until_it_waits
 from program import Program
+from snippets import block
 
 from reconciler import campaign, campaign_load, guard, guard_many, keys, suppression
 from reconciler.campaign_file import read_lines, row_maker
@@ -415,7 +416,7 @@ async def test_the_iterator_that_waits_goes_on_until_nothing_is_claimed(db: asyn
 
 async def test_the_documented_worker_sends_a_campaign(db: asyncpg.Pool) -> None:
     await loaded(db, people(3))
-    code = (Path(__file__).parent.parent / "docs/campaigns.md").read_text().split("```python\n")[1].split("```")[0]
+    code = block("docs/campaigns.md", "python", "campaign.batches")
     place: dict[str, Any] = {}
     exec(compile(code, "docs/campaigns.md", "exec"), place)  # noqa: S102 - our own page
     posted: list[Any] = []

@@ -154,6 +154,24 @@ async def test_the_backlog_of_passes_is_what_is_due_and_how_long_it_has_been(db:
     assert (total("reconciler_sends_due"), total("reconciler_oldest_due_seconds")) == (0, 0)
 
 
+async def test_undecided_sends_whose_counting_takes_long_are_counted_seldom(db: asyncpg.Pool) -> None:
+    now = 0.0
+
+    def seconds() -> float:  # a second passes between any two looks at the clock
+        nonlocal now
+        now += 1
+        return now
+
+    read = figures.figures(db, SETTINGS, None, reconciles=True, seconds=seconds)
+    await read()
+    await old_claim(db, "order:1")
+    await read()
+    assert total("reconciler_sends", state="claimed", held="") == 0
+    now += 100
+    await read()
+    assert total("reconciler_sends", state="claimed", held="") == 1
+
+
 async def test_when_a_feed_last_spoke_is_a_time(db: asyncpg.Pool) -> None:
     await stored_delivery(db)
     await metrics.read_feeds(db)

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -34,6 +32,7 @@ from kit import (
     state,
     unlimited,
 )
+from snippets import block
 
 from reconciler import guard, guard_sync
 from reconciler.feeds import pause
@@ -41,7 +40,6 @@ from reconciler.ledger import Live
 from reconciler.reconcile import run_pass
 
 ALL = ("failed", "held", "released", "sent")
-DOCS = (Path(__file__).parents[1] / "docs/outbox.md").read_text("utf-8")
 
 
 async def wish(db: asyncpg.Pool, *what: str) -> None:
@@ -420,11 +418,10 @@ async def test_workers_do_not_wait_for_a_send_that_another_one_holds(db: asyncpg
 # The documentation
 
 
-def snippet(*words: str) -> dict[str, Any]:
+def names_in(code: str) -> dict[str, Any]:
     """The names that a code block of the documentation defines."""
-    (block,) = [b for b in re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL) if all(w in b for w in words)]
     names: dict[str, Any] = {}
-    exec(block, names)  # noqa: S102 - it is what readers copy
+    exec(code, names)  # noqa: S102 - it is what readers copy
     return names
 
 
@@ -440,7 +437,7 @@ async def test_the_documented_worker_sends_again_what_was_released(db: asyncpg.P
             raise TimeoutError
         return "m-2"
 
-    retry_released = snippet("claim_released")["retry_released"]
+    retry_released = names_in(block("docs/outbox.md", "python", "claim_released"))["retry_released"]
     await retry_released(db, FEED, submit)
     await retry_released(db, FEED, submit)
     assert submitted == ["order:1", "order:2"]
@@ -473,7 +470,8 @@ async def test_the_documented_listener_hears_of_each_release(db: asyncpg.Pool, d
     async def retry() -> None:
         asked.put_nowait(None)
 
-    listening = asyncio.create_task(snippet("add_listener")["listen"](connection, retry))
+    listen = names_in(block("docs/outbox.md", "python", "add_listener"))["listen"]
+    listening = asyncio.create_task(listen(connection, retry))
     async with asyncio.timeout(10):
         await asked.get()
         await released(db)

@@ -30,6 +30,7 @@ from cryptography.x509.oid import NameOID
 from kit import FEED, call, claim, event, fail, old_claim, reconcile, release_by_pass
 from program import Program
 from serving import serving, until, write_config
+from snippets import block
 from structlog.testing import capture_logs
 from test_outbox import entries
 
@@ -177,6 +178,8 @@ async def test_a_release_on_absence_states_its_risk(db: asyncpg.Pool, receiver: 
     (told,) = receiver.told
     assert told["data"]["reason"] == "absent"
     assert 0 < told["data"]["risk"] <= 0.01
+    shown = json.loads(block("docs/outbox.md", "json"))
+    assert (told.keys(), told["data"].keys()) == (shown.keys(), shown["data"].keys())
 
 
 async def test_each_kind_of_news_gives_its_reason(db: asyncpg.Pool, receiver: Receiver) -> None:

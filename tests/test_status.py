@@ -125,7 +125,7 @@ async def test_a_released_send_that_nobody_claims_needs_a_person(db: asyncpg.Poo
     assert await codes(db) == []
     await make_older(db, "order:1", timedelta(minutes=2))
     (found,) = await findings(db)
-    assert (found.code, 'README, "Send again"' in found.advice) == ("unclaimed", True)
+    assert (found.code, 'docs/sending.md, "Sending again"' in found.advice) == ("unclaimed", True)
 
 
 async def test_sends_that_wait_while_no_pass_runs_need_a_person(db: asyncpg.Pool) -> None:

@@ -479,7 +479,7 @@ async def walked(operator: Person, path: str) -> list[list[str]]:
         path = then[0]
 
 
-async def test_a_list_shows_each_send_once_the_oldest_first_however_many_there_are(db, operator):
+async def test_a_list_shows_each_send_once_in_the_order_of_their_next_look_however_many_there_are(db, operator):
     await old_claims(db, "k", 101, timedelta(0))  # of one moment
     await old_claims(db, "later", 10)
     await old_claims(db, "other", 10, feed="sg")
@@ -487,8 +487,16 @@ async def test_a_list_shows_each_send_once_the_oldest_first_however_many_there_a
     assert [len(found) for found in pages] == [50, 50, 11]
     listed = [key for found in pages for key in found]
     assert len(set(listed)) == 111
-    since = {r["wire_key"]: r["claimed_at"] for r in await db.fetch("SELECT wire_key, claimed_at FROM send_log")}
-    assert listed == sorted(listed, key=lambda key: (since[key], key))
+    looks = {r["wire_key"]: r["next_check_at"] for r in await db.fetch("SELECT wire_key, next_check_at FROM send_log")}
+    assert listed == sorted(listed, key=lambda key: (looks[key], key))
+
+
+async def test_a_filter_that_fits_few_of_very_many_finds_them(db, operator):
+    await old_claims(db, "k", 2100)
+    for number in range(2):
+        await claim(db, f"rare-{number}", message_class="rare")
+    assert await walked(operator, "/ui/sends?class=rare") == [["rare-0", "rare-1"]]
+    assert (await operator.get("/ui/sends?class=nobodys")).text.count("No such send") == 1
 
 
 async def test_failed_sends_are_listed_the_newest_first(db, operator):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends as the page lists them, a page after the other: undecided ones, the oldest first; failed ones, the newest."""
+"""Sends as the page lists them, a page after the other: undecided ones by their next look, failed ones newest first."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ STATES: Final = ("held", "claimed", "released", "capped", "pending", "failed")
 """As `reconciler status` calls them, and failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """Which sends are asked for; None: whatever it is."""
 
     state: str | None = None
@@ -27,17 +26,18 @@ class Wanted:
 class Place(NamedTuple):
     """After which send a page begins."""
 
-    since: datetime
+    at: datetime
+    """Its next look, or when it failed."""
     wire_key: str
 
     def __str__(self) -> str:
-        return f"{self.since.isoformat()}~{self.wire_key}"
+        return f"{self.at.isoformat()}~{self.wire_key}"
 
     @classmethod
     def parse(cls, text: str) -> Place:
         """Return the place that a link names. Raises ValueError."""
-        since, _, wire_key = text.partition("~")
-        at = datetime.fromisoformat(since)
+        begin, _, wire_key = text.partition("~")
+        at = datetime.fromisoformat(begin)
         if at.tzinfo is None or "\0" in wire_key:
             raise ValueError("is no place")
         return cls(at, wire_key)
@@ -56,6 +56,12 @@ class Listed:
     reason: str
     since: datetime
     next_check_at: datetime | None
+    """None: it failed."""
+
+    @property
+    def place(self) -> Place:
+        """Return where it stands in its list."""
+        return Place(self.next_check_at or self.since, self.wire_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +73,46 @@ class Page:
     then: Place | None
 
 
-# The index of rows that passes look at holds just these; states and reasons are those of `status.UNDECIDED`.
+# Of a thousand along the index of rows that passes look at those that fit, and the last one, after which the next
+# thousand begins: so no plan depends on how many a filter seems to fit. A row whose next look moves on comes again:
+# a later page may repeat it, none misses it. States and reasons are those of `status.UNDECIDED`.
 UNDECIDED: Final = """
-SELECT * FROM (
-    SELECT wire_key, send_key, feed, message_class, attempt, next_check_at,
-        CASE WHEN held_reason IS NOT NULL THEN 'held' WHEN capped_until > $1::timestamptz THEN 'capped'
-             WHEN released_at IS NOT NULL THEN 'released' ELSE state END AS state,
-        coalesce(held_reason, release_basis,
-            CASE WHEN state = 'pending' THEN 'scheduled' WHEN submit_by > $1::timestamptz THEN 'submitting'
-                 ELSE 'silence' END) AS reason,
-        coalesce(held_since, released_at, CASE WHEN state = 'claimed' THEN claimed_at ELSE updated_at END) AS since
-    FROM send_log
-    WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL AND ($3::text IS NULL OR feed = $3)
+SELECT wire_key, send_key, feed, message_class, attempt, state, reason, since, next_check_at, fits
+FROM (
+    SELECT *, ($4::text IS NULL OR state = $4) AND ($5::text IS NULL OR feed = $5) AND ($6::text IS NULL OR reason = $6)
+              AND ($7::text IS NULL OR message_class = $7) AS fits,
+           lead(wire_key) OVER (ORDER BY next_check_at, wire_key) IS NULL AS last
+    FROM (
+        SELECT wire_key, send_key, feed, message_class, attempt, next_check_at,
+            CASE WHEN held_reason IS NOT NULL THEN 'held' WHEN capped_until > $1::timestamptz THEN 'capped'
+                 WHEN released_at IS NOT NULL THEN 'released' ELSE state END AS state,
+            coalesce(held_reason, release_basis,
+                CASE WHEN state = 'pending' THEN 'scheduled' WHEN submit_by > $1::timestamptz THEN 'submitting'
+                     ELSE 'silence' END) AS reason,
+            coalesce(held_since, released_at, CASE WHEN state = 'claimed' THEN claimed_at ELSE updated_at END) AS since
+        FROM send_log
+        WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL
+          AND (next_check_at, wire_key) > (coalesce($2::timestamptz, '-infinity'), coalesce($3::text, ''))
+        ORDER BY next_check_at, wire_key LIMIT 1000
+    ) AS looked_at
 ) AS rows
-WHERE ($2::text IS NULL OR state = $2) AND ($4::text IS NULL OR reason = $4)
-  AND ($5::text IS NULL OR message_class = $5)
-  AND ($6::timestamptz IS NULL OR (since, wire_key) > ($6, $7::text))
-ORDER BY since, wire_key LIMIT $8
+WHERE fits OR last
+ORDER BY next_check_at, wire_key
 """
+
+
+async def _undecided(
+    connection: Connection, wanted: Wanted, now: datetime, after: Place | None, size: int
+) -> list[Listed]:
+    found: dict[str, Listed] = {}
+    while len(found) < size:
+        rows = await connection.fetch(UNDECIDED, now, *(after or (None, None)), *wanted)
+        if not rows:
+            break
+        found |= {row["wire_key"]: Listed(*tuple(row)[:-1]) for row in rows if row["fits"]}
+        after = Place(rows[-1]["next_check_at"], rows[-1]["wire_key"])
+    return list(found.values())[:size]
+
 
 FAILED: Final = """
 SELECT wire_key, send_key, feed, message_class, attempt, next_check_at, state,
@@ -92,7 +120,7 @@ SELECT wire_key, send_key, feed, message_class, attempt, next_check_at, state,
 FROM send_log
 WHERE state = 'failed' AND ($1::text IS NULL OR feed = $1) AND ($2::text IS NULL OR verdict_reason = $2)
   AND ($3::text IS NULL OR message_class = $3)
-  AND ($4::timestamptz IS NULL OR (failed_at, wire_key) < ($4, $5::text))
+  AND (failed_at, wire_key) < (coalesce($4::timestamptz, 'infinity'), coalesce($5::text, ''))
 ORDER BY failed_at DESC, wire_key DESC LIMIT $6
 """
 
@@ -100,14 +128,12 @@ ORDER BY failed_at DESC, wire_key DESC LIMIT $6
 async def read_claims(connection: Connection, wanted: Wanted, after: Place | None, size: int) -> Page:
     """Return the sends asked for that come after a place."""
     now = await database_clock(connection)
-    rest = (wanted.feed, wanted.reason, wanted.message_class, *(after or (None, None)), size + 1)
     if wanted.state == "failed":
-        rows = await connection.fetch(FAILED, *rest)
+        rest = (wanted.feed, wanted.reason, wanted.message_class, *(after or (None, None)), size + 1)
+        found = [Listed(**row) for row in await connection.fetch(FAILED, *rest)]
     else:
-        rows = await connection.fetch(UNDECIDED, now, wanted.state, *rest)
-    found = [Listed(**row) for row in rows]
-    last = found[size - 1] if len(found) > size else None
-    return Page(now, found[:size], Place(last.since, last.wire_key) if last else None)
+        found = await _undecided(connection, wanted, now, after, size + 1)
+    return Page(now, found[:size], found[size - 1].place if len(found) > size else None)
 
 
 WIRE_KEY: Final = "SELECT wire_key($1)"

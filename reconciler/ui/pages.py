@@ -15,6 +15,7 @@ from aiohttp import web
 from reconciler.feeds import ALL_FEEDS
 from reconciler.findings import judge
 from reconciler.in_words import WAITS_FOR
+from reconciler.lag import read_lags
 from reconciler.outlook import Outlook
 from reconciler.reports import (
     MOST_EVENTS,
@@ -30,6 +31,7 @@ from reconciler.reports import (
 )
 from reconciler.status import Status, Undecided
 from reconciler.ui.claims import STATES, Place, Wanted, read_claims, read_passes
+from reconciler.ui.curves import curves
 from reconciler.ui.data import Data
 from reconciler.ui.forms import key_of
 from reconciler.ui.render import SEND, Code, Link, Renderer, Sends, Table, percent_of, redacted, table
@@ -137,8 +139,10 @@ class Pages:
 
     async def feeds(self, request: web.Request) -> web.Response:
         """Show how each feed stands."""
-        status = await self._data.status()
-        findings = list(judge(status, self._data.settings))
+        status, settings = await self._data.status(), self._data.settings
+        findings = list(judge(status, settings))
+        async with self._data.connection() as connection:
+            lags = await read_lags(connection, settings, sorted(settings.feeds), status.now)
         return self._renderer.page(
             request,
             "feeds.html",
@@ -148,6 +152,7 @@ class Pages:
             feeds=[feed for feed in status.feeds if feed.feed != ALL_FEEDS],
             findings=findings,
             coverage={feed.feed: _coverage(status, feed.feed) for feed in status.feeds},
+            curves=curves(lags),
             refused=_refused(status),
             did=DID.get(request.query.get("did", "")),
         )

@@ -15,9 +15,11 @@ from aiohttp import web
 from click.testing import CliRunner
 from helm_kit import CHART, FOLDER, VALUES, Rendered, at, branch, merged, read
 from prometheus_client import REGISTRY, generate_latest
+from snippets import block
 
 from reconciler.cli.commands import cli
 from reconciler.daemon import DRAIN_SECONDS
+from reconciler.grants import KINDS
 from reconciler.health import Health
 from webhooks.database import ACQUIRE_SECONDS
 
@@ -256,6 +258,41 @@ def test_providers_reach_webhooks_and_nothing_else(chart):
     assert (rule["host"], [one["path"] for one in rule["http"]["paths"]]) == ("hooks.example.com", ["/webhooks"])
 
 
+def test_people_reach_the_operators_page_only_where_that_is_wanted(chart):
+    def paths(values: dict) -> dict[str, list[str]]:
+        return {
+            one["metadata"]["name"]: [path["path"] for rule in one["spec"]["rules"] for path in rule["http"]["paths"]]
+            for one in chart.render(values).of("Ingress")
+        }
+
+    hosts = {"enabled": True, "hosts": ["mail.example.com"]}
+    assert paths({}) == {}
+    assert paths({"ingress": {"api": hosts}}) == {"esp-reconciler-api": ["/v1"]}
+    assert paths({"ingress": {"ui": hosts}}) == {"esp-reconciler-ui": ["/ui"]}
+
+
+def test_the_migration_grants_each_role_its_kinds(chart):
+    (args,) = [found for found in commands(chart.render(VALUES["full"])) if "--namespace" in found]
+    assert args == [
+        *("migrate", "--namespace", "shop"),
+        *("--grant=middleware=shop", "--grant=reader=analyst", "--grant=receiver=mail_receiver"),
+        *("--grant=reconciler=mail_daemon", "--grant=sender=shop", "--grant=sender=crm"),
+    ]
+    assert set(SCHEMA["properties"]["migrate"]["properties"]["grant"]["properties"]) == set(KINDS)
+
+
+def test_the_dashboard_is_found_by_grafanas_side_car(chart):
+    assert chart.render().of("ConfigMap", "esp-reconciler-dashboard") == []
+    (found,) = chart.render({"grafanaDashboard": {"enabled": True}}).of("ConfigMap", "esp-reconciler-dashboard")
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    ((name, text),) = found["data"].items()
+    assert name == "esp-reconciler.json"
+    assert json.loads(text) == json.loads((CHART / "files/dashboard.json").read_text("utf-8"))
+    (found,) = chart.render(VALUES["full"]).of("ConfigMap", "mail-reconciler-dashboard")
+    assert found["metadata"]["labels"].items() >= {"dashboards": "mail", "team": "mail"}.items()
+    assert found["metadata"]["annotations"] == {"grafana_folder": "Mail"}
+
+
 def values_of(schema: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Name every value; what is handed on to Kubernetes, or to the program, is one."""
     if "$ref" in schema:
@@ -327,6 +364,9 @@ def place(path: str, value: object) -> dict:
         (place("preStopSeconds", -1), "preStopSeconds"),
         (place("ingress.webhooks.enabled", True), "set settings.receiver.public_url"),
         (place("ingress.api.enabled", True), "set ingress.api.hosts"),
+        (place("ingress.ui.enabled", True), "set ingress.ui.hosts"),
+        (place("migrate.grant.owner", ["app"]), "owner"),
+        (place("migrate.grant.sender", ["a=b"]), "sender"),
         (place("secrets.external.enabled", True), "storeRef.name"),
         (place("preStopSeconds", 30), "set it to 65 or more"),
     ],
@@ -377,17 +417,15 @@ def test_the_notes_say_where_providers_post_and_whom_to_ask(chart):
 def test_a_package_of_it_holds_the_alerts_and_renders_the_same(chart, tmp_path):
     archive = chart.library.package(CHART, destination=tmp_path)
     with tarfile.open(archive) as files:
-        assert {"esp-reconciler/files/alerts.yaml", "esp-reconciler/values.schema.json"} <= {*files.getnames()}
+        held = {"files/alerts.yaml", "files/dashboard.json", "values.schema.json"}
+        assert {f"esp-reconciler/{name}" for name in held} <= {*files.getnames()}
     with chart.library.Chart.load(archive) as packed:
         given = packed.render(VALUES["full"], name="esp-reconciler", namespace="mail")
     assert Rendered(given).objects == chart.render(VALUES["full"]).objects
 
 
-def test_the_values_of_the_readme_are_taken(chart):
-    (text,) = re.findall(
-        r"^```yaml\n(.*?)^```", (CHART.parent / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
-    rendered = chart.render(yaml.safe_load(text))
+def test_the_documented_values_are_taken(chart):
+    rendered = chart.render(yaml.safe_load(block("docs/deploying.md", "yaml")))
     assert [one["spec"]["rules"][0]["host"] for one in rendered.of("Ingress")] == ["hooks.example.com"]
     keys = set(re.findall(r"file:/run/secrets/esp-reconciler/([\w-]+)", rendered.settings_text()))
     assert keys == {"database-url", "sendgrid"}  # those that the command before it puts into the Secret

@@ -51,6 +51,18 @@ def test_an_empty_secret_is_refused_and_no_secret_is_not(load, problems, tmp_pat
         assert line.endswith("set the secret, or remove the setting")
 
 
+def test_a_file_with_two_secrets_is_refused_and_a_key_in_pem_is_one(load, problems, tmp_path):
+    text = "[feeds.a]\nprovider = 'mailgun'\nsecrets = 'file:keys'"
+    (tmp_path / "keys").write_text("the-old-key\nthe-new-key\n")
+    (line,) = problems(text)
+    assert line.endswith(
+        "has several lines in the file keys: keep each secret in a file of its own, and list all of them"
+    )
+    pem = "-----BEGIN PUBLIC KEY-----\nMFkw\n-----END PUBLIC KEY-----"
+    (tmp_path / "keys").write_text(pem + "\n")
+    assert load(text).feeds["a"].secrets == (pem,)
+
+
 def test_a_variable_set_to_nothing_never_opens_a_feed_or_changes_the_database(problems):  # case 036
     (line,) = problems(CONTRACT, RECONCILER_FEEDS__SENDGRID_MAIN__SECRETS="")
     assert line.startswith("RECONCILER_FEEDS__SENDGRID_MAIN__SECRETS: feeds.sendgrid-main.secrets[0] is empty")
