@@ -11,7 +11,7 @@ from typing import Final
 
 import uvloop
 
-from benchmarks import backlog, campaigns, events, posts, pruning, sending, silence
+from benchmarks import alternative, backlog, campaigns, events, latency, posts, pruning, sending, silence, soak
 from benchmarks.stand import Result, Scale, machine, say, server, settle_server
 from reconciler.postgres import EmbeddedPostgres
 
@@ -24,12 +24,22 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "e": sending.run,
     "f": pruning.run,
     "g": campaigns.run,
+    "h": latency.run,
+    "i": soak.run,
+    "j": alternative.run,
 }
+LONG: Final = {"i"}
+"""Takes ten minutes by itself: asked for by name."""
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", choices=sorted(BENCHMARKS), action="append", help="one of them; may be repeated")
+    parser.add_argument(
+        "--only",
+        choices=sorted(BENCHMARKS),
+        action="append",
+        help="one of them; may be repeated; without, all but i",
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke run: scale 0.01, one short round")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full sizes, 1.0 by default")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side after the warm-up")
@@ -42,7 +52,8 @@ async def _run(arguments: argparse.Namespace, embedded: EmbeddedPostgres) -> lis
     scale = Scale(0.01, 1) if arguments.quick else Scale(arguments.scale, arguments.rounds)
     say(f"{await settle_server(embedded)}; {machine()}")
     results: list[Result] = []
-    for name in arguments.only or sorted(BENCHMARKS):
+    usual = sorted(BENCHMARKS.keys() - (set() if arguments.quick else LONG))
+    for name in arguments.only or usual:
         for result in await BENCHMARKS[name](embedded, scale):
             say(result.line)
             results.append(result)

@@ -24,9 +24,9 @@ END $$
 """
 
 # Sends of the last 90 days, over four feeds, more of late, each heard of once. Those of the last hours were answered:
-# they are the controls of the claims. Of those before, four in eleven are known from the feed only, as are the claims of
-# their time: that share is usual here, no burst. Keys are hashes, so that nothing lies in the order in which it is
-# looked for.
+# they are the controls of the claims. Of those before, four in eleven are known from the feed only, as are the claims
+# among the newer ones: that share is usual here, no burst. Keys are hashes, so that nothing lies in the order in which
+# it is looked for.
 FILL_SENT: Final = """
 INSERT INTO send_log (wire_key, send_key, state, feed, recipient, recipient_key, attempt, fence, claimed_by,
     first_claimed_at, claimed_at, submit_by, answered_at, provider_message_id, verdict_source, verdict_reason, sent_at,
@@ -39,7 +39,8 @@ SELECT left(encode(sha256(('sent:' || n)::bytea), 'hex'), 48), 'order.receipt:' 
     at, at
 FROM (SELECT n, age, clock_timestamp() - interval '5 min' - age AS at,
              age < interval '20 hours' OR n * 7 % 11 > 3 AS answered
-      FROM generate_series(1, $1) AS n, LATERAL (SELECT interval '90 days' * (1 - n / $1::float8) ^ 5) AS a(age)) AS sends
+      FROM generate_series(1, $1) AS n,
+          LATERAL (SELECT interval '90 days' * (1 - n / $1::float8) ^ 5) AS a(age)) AS sends
 """
 
 # A backlog of claims, an hour to twenty old, as thick among the sends everywhere. Of one in ten nothing was heard.

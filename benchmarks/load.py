@@ -10,14 +10,14 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import uvloop
 
-from benchmarks.payloads import deliveries
+from benchmarks.payloads import deliveries, sendgrid_batches
 from benchmarks.stand import say
 from webhooks.provider import Delivery
 
@@ -25,11 +25,15 @@ CONNECTIONS: Final = 128
 
 
 class _Client(asyncio.Protocol):
-    """One connection. It posts the next request when the answer to the last has arrived in full."""
+    """One connection. It posts the next request when the answer to the last has arrived in full.
+
+    Where an answer ends the connection, as those of gunicorn's sync workers do, it makes another.
+    """
 
     def __init__(self, requests: Iterator[bytes], answers: dict[bytes, int], done: asyncio.Future[None]) -> None:
         self._requests, self._answers, self._done = requests, answers, done
         self._buffer = b""
+        self._waits = False
         self._transport: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -38,30 +42,57 @@ class _Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        head, end, body = self._buffer.partition(b"\r\n\r\n")
-        if not end or len(body) < _length(head):
+        if (answer := read_answer(self._buffer)) is None:
             return
-        status = head[9:12]
-        self._answers[status] = self._answers.get(status, 0) + 1
-        self._buffer = b""
-        self._post()
+        self._answers[answer.status] = self._answers.get(answer.status, 0) + 1
+        self._buffer, self._waits = b"", False
+        if answer.last:
+            self._transport.close()
+        else:
+            self._post()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._done.done():
+        if self._done.done():
+            return
+        if error or self._waits:
             self._done.set_exception(error or ConnectionError("the server hung up"))
+        else:
+            self._again = asyncio.create_task(self._connect())
+
+    async def _connect(self) -> None:
+        host, port = self._transport.get_extra_info("peername")
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: self, host, port)
+        except OSError as error:
+            self._done.set_exception(error)
 
     def _post(self) -> None:
         request = next(self._requests, None)
         if request is not None:
+            self._waits = True
             self._transport.write(request)
         elif not self._done.done():
             self._done.set_result(None)
             self._transport.close()
 
 
-def _length(head: bytes) -> int:
-    at = head.lower().find(b"content-length:")
-    return int(head[at + 15 :].partition(b"\r\n")[0]) if at >= 0 else 0
+class Answer(NamedTuple):
+    """An answer that has arrived in full."""
+
+    status: bytes
+    last: bool
+    """Whether the server ends the connection after it."""
+
+
+def read_answer(received: bytes) -> Answer | None:
+    """Return the answer that was received; None: there is more to come."""
+    head, end, body = received.partition(b"\r\n\r\n")
+    if not end:
+        return None
+    lines = head.lower() + b"\r\n"
+    at = lines.find(b"content-length:")
+    length = int(lines[at + 15 :].partition(b"\r\n")[0]) if at >= 0 else 0
+    return Answer(head[9:12], b"\r\nconnection: close\r\n" in lines) if len(body) >= length else None
 
 
 def request_bytes(delivery: Delivery, path: str) -> bytes:
@@ -91,8 +122,12 @@ def main() -> None:
         parser.add_argument(name)
     parser.add_argument("port", type=int)
     parser.add_argument("count", type=int)
+    parser.add_argument("--events", type=int, default=1, help="of each SendGrid post")
     given = parser.parse_args()
-    built = deliveries(given.provider, given.mark, given.count, Path(given.certificates))
+    if given.events > 1:
+        built: Iterable[Delivery] = sendgrid_batches(given.mark, given.count, given.events)
+    else:
+        built = deliveries(given.provider, given.mark, given.count, Path(given.certificates))
     requests = [request_bytes(delivery, given.path) for delivery in built]
     say("ready")
     input()

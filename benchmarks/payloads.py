@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -55,12 +55,53 @@ def deliveries(provider: str, mark: str, count: int, certificates: Path) -> Iter
     return (one(f"{mark}-{n}") for n in range(count))
 
 
+def mailgun_about(keys: Iterable[str], mark: str) -> Iterator[Delivery]:
+    """Return a signed delivery of Mailgun's about each of these sends."""
+    return (_mailgun(f"{mark}-{n}", key=key) for n, key in enumerate(keys))
+
+
 def sendgrid_batches(mark: str, count: int, events: int) -> list[Delivery]:
     """Return signed SendGrid deliveries of so many events each."""
     return [_sendgrid_signed([_sendgrid_event(f"{mark}-{batch}-{n}") for n in range(events)]) for batch in range(count)]
 
 
-def _key(mark: str) -> str:
+MIX: Final = (*["mailgun"] * 9, *["sendgrid", "postmark", "resend"] * 3, "ses", "batch")
+BATCH: Final = 20
+
+
+def kind_of(number: int) -> str:
+    """Return what the post of this number is among mixed ones: a provider, `batch`, `again` or `forged`."""
+    if number % 200 == 199:  # noqa: PLR2004 - one in two hundred
+        return "forged"
+    return "again" if number % 50 == 49 else MIX[number % len(MIX)]  # noqa: PLR2004 - one in fifty
+
+
+def events_of(number: int) -> int:
+    """Return how many new events that post brings."""
+    return {"forged": 0, "again": 0, "batch": BATCH}.get(kind_of(number), 1)
+
+
+def mixed(mark: str, count: int, certificates: Path) -> Iterator[tuple[str, Delivery]]:
+    """Return posts of all providers with their feeds, each signed when it is asked for.
+
+    Some come again, some are forged. The first of every twenty is Mailgun's and bears `key_of(f"{mark}-{number}")`.
+    """
+    ses = _ses(f"{mark}-ses", count, certificates)
+    last = "", Delivery(b"", {})
+    for number in range(count):
+        kind, one = kind_of(number), f"{mark}-{number}"
+        if kind == "forged":
+            yield "mailgun", _mailgun(one, "forged")
+            continue
+        if kind == "batch":
+            last = "sendgrid", _sendgrid_signed([_sendgrid_event(f"{one}-{n}") for n in range(BATCH)])
+        elif kind != "again":
+            last = kind, next(ses) if kind == "ses" else _ONE[kind](one)
+        yield last
+
+
+def key_of(mark: str) -> str:
+    """Return the send key, which is the wire key as well, that a delivery of this mark and number bears."""
     return hashlib.sha256(mark.encode()).hexdigest()[:48]
 
 
@@ -77,14 +118,14 @@ def _dumped(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _mailgun(mark: str) -> Delivery:
-    stamp, token = str(int(time.time())), _key(mark) + "00"
+def _mailgun(mark: str, secret: str = SECRET, key: str | None = None) -> Delivery:
+    stamp, token = str(int(time.time())), key_of(mark) + "00"
     event = _loaded("mailgun", "delivered.json")
-    signature = hmac.digest(SECRET.encode(), (stamp + token).encode(), "sha256").hex()
+    signature = hmac.digest(secret.encode(), (stamp + token).encode(), "sha256").hex()
     event["signature"] = {"timestamp": stamp, "token": token, "signature": signature}
     data = event["event-data"]
     data |= {"id": mark, "timestamp": time.time()}
-    data["user-variables"]["send_key"] = _key(mark)
+    data["user-variables"]["send_key"] = key or key_of(mark)
     data["message"]["headers"]["message-id"] = f"{mark}@mg.shop.example.com"
     return Delivery(_dumped(event), {"content-type": "application/json"})
 
@@ -95,7 +136,7 @@ def _sendgrid_event(mark: str) -> dict[str, Any]:
         "sg_event_id": mark,
         "sg_message_id": f"{mark}.recvd-6c5d9f8b7a-x2p4q-1-6907A1B2-3F.0",
         "timestamp": int(time.time()),
-        "send_key": _key(mark),
+        "send_key": key_of(mark),
     }
 
 
@@ -113,7 +154,7 @@ def _sendgrid_signed(events: list[dict[str, Any]]) -> Delivery:
 def _postmark(mark: str) -> Delivery:
     record = _loaded("postmark", "delivery.json")
     record |= {"MessageID": mark, "DeliveredAt": _iso()}
-    record["Metadata"] = {"send_key": _key(mark)}
+    record["Metadata"] = {"send_key": key_of(mark)}
     credential = base64.b64encode(BASIC_SECRET.removeprefix("basic:").encode()).decode()
     return Delivery(_dumped(record), {"content-type": "application/json", "authorization": f"Basic {credential}"})
 
@@ -121,7 +162,7 @@ def _postmark(mark: str) -> Delivery:
 def _resend(mark: str) -> Delivery:
     event = _loaded("resend", "email_delivered.json")
     event["created_at"] = _iso()
-    event["data"] |= {"email_id": mark, "tags": {"send_key": _key(mark)}}
+    event["data"] |= {"email_id": mark, "tags": {"send_key": key_of(mark)}}
     body, stamp, message = _dumped(event), str(int(time.time())), f"msg_{mark}"
     key = base64.b64decode(SVIX_SECRET.removeprefix("whsec_"))
     signature = base64.b64encode(hmac.digest(key, f"{message}.{stamp}.".encode() + body, "sha256")).decode()
@@ -135,7 +176,7 @@ def _ses(mark: str, count: int, certificates: Path) -> Iterator[Delivery]:
     record = _loaded("ses", "event_delivery.json")
     for n in range(count):
         record["mail"] |= {"messageId": f"{mark}-{n}", "timestamp": _iso()}
-        record["mail"]["tags"] = {"send_key": [_key(f"{mark}-{n}")]}
+        record["mail"]["tags"] = {"send_key": [key_of(f"{mark}-{n}")]}
         yield sns.delivery(sns.message(record, now=datetime.now(UTC)))
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import asyncpg
 from aiohttp import web
@@ -21,6 +19,7 @@ from aiohttp import web
 from benchmarks.events import empty_database
 from benchmarks.load import CONNECTIONS
 from benchmarks.payloads import deliveries, feeds, no_fetch
+from benchmarks.programs import Load
 from benchmarks.stand import Comparison, Result, Scale, Side, compare
 from reconciler.daemon import calm_collector
 from reconciler.postgres import EmbeddedPostgres
@@ -142,15 +141,9 @@ class _Posts:
     async def _rate(self, port: int, provider: str, posts: int) -> float:
         self._round += 1
         path, mark, folder = f"/webhooks/{provider}", f"r{self._round}", str(self._certificates)
-        command = [sys.executable, "-m", "benchmarks.load", provider, path, mark, folder, str(port), str(posts)]
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
-        assert process.stdout is not None  # noqa: S101 - it is a pipe
-        await process.stdout.readline()
+        load = await Load.prepared("benchmarks.load", provider, path, mark, folder, port, posts)
         gc.collect()
-        said, _ = await process.communicate(b"go\n")
-        result: dict[str, Any] = json.loads(said)
+        result = await load.run()
         if result["answers"] != {"200": posts}:
             raise SystemExit(f"not every post was answered 200: {result['answers']}")
         self._busiest = max(self._busiest, result["busy"])

@@ -13,7 +13,7 @@ from typing import Final
 
 import asyncpg
 
-from benchmarks.stand import Figure, Result, Scale, connected
+from benchmarks.stand import Figure, Result, Scale, connected, percentile
 from reconciler import migrate
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.retention import prune
@@ -133,7 +133,7 @@ async def _work(pool: asyncpg.Pool, took: list[float], stop: asyncio.Event) -> N
 
 
 def _figures(done: Pruned, seconds: float, quiet: list[float], during: list[float]) -> list[Result]:
-    alone, beside = _p99(quiet), _p99(during)
+    alone, beside = percentile(quiet, 0.99), percentile(during, 0.99)
     dropped = sum(month.outcome == "dropped" for month in done.months)
     note = (
         f"({alone * 1000:.1f} ms alone, {beside * 1000:.1f} ms beside; the longest {max(quiet) * 1000:.0f} and "
@@ -144,7 +144,3 @@ def _figures(done: Pruned, seconds: float, quiet: list[float], during: list[floa
         Figure("(f) sends pruned a second, beside live claims", done.rows["send_log"] / seconds, "sends/s",
                note=f"({done.rows['send_log']:,} sends, {dropped} months of events)"),
     ]  # fmt: skip
-
-
-def _p99(took: list[float]) -> float:
-    return sorted(took)[int(len(took) * 0.99)]

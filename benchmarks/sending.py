@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import statistics
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any, Final
 import asyncpg
 from aiohttp import web
 
+from benchmarks.programs import daemon
 from benchmarks.stand import Comparison, Figure, Result, Scale, compare, connected
 from reconciler import guard, migrate
 from reconciler.postgres import EmbeddedPostgres
@@ -30,6 +30,13 @@ SENDERS: Final = 8
 CALLERS: Final = 167
 """Of each process."""
 PROCESSES: Final = ("python", "sql", "http") * 2
+SETTINGS: Final = """
+[feeds.mg]
+provider = "mailgun"
+secrets = ["key-0123456789abcdef"]
+[api.tokens.callers]
+hash = ["{hash}"]
+"""
 OPTIONS: Final = {"message_class": "receipts", "recipient": "ada@example.com", "fingerprint": "5f2c8e"}
 
 # What a sender would write that keeps a table of its sends and nothing else: no lock, no evidence, no fence.
@@ -99,8 +106,9 @@ async def _crowd(dsn: str, scale: Scale) -> list[Figure]:
     """Let callers of all ways and several processes want one key at once, round after round."""
     token = new_token()
     with TemporaryDirectory() as folder:
-        async with _provider() as esp, _daemon(Path(folder), dsn, token) as url:
-            places = {"python": dsn, "sql": dsn, "http": f"{url} {token}"}
+        settings = SETTINGS.format(hash=hash_of(token))
+        async with _provider() as esp, daemon(Path(folder), dsn, settings, "--only", "reconciler") as served:
+            places = {"python": dsn, "sql": dsn, "http": f"{served.url} {token}"}
             rounds = [await _round(places, esp, f"one:{n}") for n in range(scale.rounds + 1)][1:]  # the first warms up
     winners = [(served, waited) for told in rounds for _, waited, served, outcome in told if outcome == "sent"]
     slowest = [max(seconds for seconds, *_ in told) for told in rounds]
@@ -167,44 +175,3 @@ async def _provider() -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}/messages"
     finally:
         await runner.cleanup()
-
-
-SETTINGS: Final = """
-[receiver]
-port = 0
-[log]
-format = "json"
-[feeds.mg]
-provider = "mailgun"
-secrets = ["key-0123456789abcdef"]
-[api.tokens.callers]
-hash = ["{hash}"]
-"""
-
-
-@asynccontextmanager
-async def _daemon(folder: Path, dsn: str, token: str) -> AsyncIterator[str]:
-    """Run `reconciler serve` on the database, and give its address."""
-    config = folder / "reconciler.toml"
-    config.write_text(SETTINGS.format(hash=hash_of(token)))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "reconciler", "--config", str(config), "serve", "--only", "reconciler"),
-        env={**os.environ, "RECONCILER_DATABASE__URL": dsn},
-        stdin=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield await asyncio.wait_for(_address(process), 30)
-    finally:
-        process.terminate()
-        await process.communicate()
-
-
-async def _address(process: Process) -> str:
-    if process.stderr is None:
-        raise RuntimeError("no pipe")
-    async for line in process.stderr:
-        told = json.loads(line)
-        if told["event"] == "serving":
-            return str(told["urls"][0])
-    raise SystemExit("the daemon did not start")

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import platform
 import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -162,6 +163,12 @@ async def copied_database(embedded: EmbeddedPostgres, name: str, template: str) 
             yield embedded.dsn(name)
         finally:
             await connection.execute(DROP_DATABASE.format(name))
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """Return what this share of the values does not exceed; of none at all it is not a number."""
+    found = sorted(values)
+    return found[min(len(found) - 1, int(len(found) * share))] if found else math.nan
 
 
 def machine() -> str:
