@@ -86,6 +86,16 @@ async def take_ports(
     return servers
 
 
+async def begin_to_answer(servers: Sequence[asyncio.Server]) -> None:
+    """Listen. Raises UserError where another program was faster: until somebody listens a port can be had twice."""
+    for server in servers:
+        host, port, *_ = server.sockets[0].getsockname()
+        try:
+            await server.start_serving()
+        except OSError as error:
+            raise no_such_port(host, port, error) from error
+
+
 def urls_of(servers: Sequence[asyncio.Server]) -> list[str]:
     """Return the addresses at which they are reached."""
     places = [socket.getsockname() for server in servers for socket in server.sockets]

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from urllib.parse import parse_qs, urlsplit
 
+import aiohttp
 import asyncpg
 import pytest
 from aiohttp import web
@@ -17,10 +19,16 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from reconciler import metrics, scheduler
-from reconciler.daemon import _may_pass
+from reconciler.daemon import Daemon, _may_pass
+from reconciler.errors import UserError
 from reconciler.health import REFUSALS, STALE, Health
 from reconciler.metrics import FeedFigures
+from reconciler.process import begin_to_answer, take_ports, urls_of
 from reconciler.scheduler import Clock, Worker, finish, listen
+from reconciler.settings import Settings
+from reconciler.settings_tables import DatabaseSettings, ReceiverSettings
+from webhooks.fetch import open_fetch
+from webhooks.receiver import make_runner
 
 LIMIT = 10.0
 
@@ -371,7 +379,8 @@ async def test_refusals_in_a_row_count_from_the_newest_good_delivery(db: asyncpg
     await db.execute(NOTE, "mg", "refused:signature", 3, 10.0)
     await db.execute(NOTE, "mg", "refused:stale", 2, 5.0)
     await db.execute(NOTE, "mg", "later:database", 9, 4.0)
-    await db.execute(NOTE, "sg", "refused:missing", 4, 3.0)
+    await db.execute(NOTE, "mg", "refused:missing", 40, 4.0)
+    await db.execute(NOTE, "sg", "refused:topic", 4, 3.0)
     await db.execute(NOTE, "old", "refused:missing", 4, 60.0 * 24 + 2)
     feeds = await metrics.read_feeds(db)
     assert {feed: figures.refused_in_a_row for feed, figures in feeds.items()} == {"mg": 5, "sg": 4}
@@ -443,3 +452,47 @@ def test_only_a_database_that_may_come_back_is_waited_for(
     cause: BaseException | None, embedded: bool, waits: bool
 ) -> None:
     assert _may_pass(cause, embedded=embedded) is waits
+
+
+@contextlib.asynccontextmanager
+async def ports(daemon: Daemon, settings: Settings) -> AsyncIterator[list[asyncio.Server]]:
+    """What has the port of a receiver."""
+    async with contextlib.AsyncExitStack() as stack:
+        fetch = await stack.enter_async_context(open_fetch())
+        runner = make_runner(daemon.app(fetch), 1)
+        stack.push_async_callback(runner.cleanup)
+        yield await take_ports(stack, runner, settings)
+
+
+async def test_a_database_that_hangs_at_start_keeps_nobody_from_being_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reconciler.daemon.ANSWER_SECONDS", 0.1)
+    silent = socket.create_server(("127.0.0.1", 0))  # connections wait for ever
+    port = silent.getsockname()[1]
+    settings = Settings(
+        database=DatabaseSettings(url=f"postgresql://nobody@127.0.0.1:{port}/none"), receiver=ReceiverSettings(port=0)
+    )
+    daemon, told = Daemon(settings, "receiver"), list[str]()
+    with silent:
+        async with ports(daemon, settings) as servers, aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await session.get(f"{urls_of(servers)[0]}/readyz")
+            opening = asyncio.create_task(daemon.open(lambda: told.append("serving"), servers))
+            async with asyncio.timeout(LIMIT):
+                while not servers[0].is_serving():  # noqa: ASYNC110 - nobody tells it
+                    await asyncio.sleep(0)
+                async with session.get(f"{urls_of(servers)[0]}/readyz") as answer:
+                    assert (answer.status, (await answer.json())["problem"]) == (503, "starting")
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+            assert told == []
+
+
+async def test_of_two_that_had_a_port_before_anybody_listened_one_is_refused_in_words() -> None:
+    settings = Settings(receiver=ReceiverSettings(port=0))
+    async with ports(Daemon(settings, "receiver"), settings) as first:
+        port = first[0].sockets[0].getsockname()[1]
+        same = Settings(receiver=ReceiverSettings(port=port))
+        async with ports(Daemon(same, "receiver"), same) as second:
+            await begin_to_answer(first)
+            with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is in use"):
+                await begin_to_answer(second)

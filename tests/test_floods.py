@@ -162,6 +162,30 @@ async def test_a_page_may_say_otherwise_of_itself() -> None:
     await runner.cleanup()
 
 
+async def test_at_the_end_an_answer_ends_its_connection_so_that_no_request_is_cut_off() -> None:
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="here")
+
+    app = web.Application()
+    app.router.add_get("/", page)
+    runner = make_runner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", runner.addresses[0][1])
+    async with asyncio.timeout(10):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"Connection" not in await reader.readuntil(b"here")
+        winding_down = asyncio.create_task(runner.wind_down())
+        await asyncio.sleep(0)  # it has begun
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        last = await reader.read()  # all, to the end of the connection
+        assert last.startswith(b"HTTP/1.1 200")
+        assert b"Connection: close" in last
+        await winding_down
+    writer.close()
+    await runner.cleanup()
+
+
 def checked(headers: dict[str, str]) -> None:
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Cache-Control"] == "no-store"

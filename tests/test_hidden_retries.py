@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from requests.adapters import HTTPAdapter
+from snippets import block
 
 from reconciler import hidden_retries
 from reconciler.cli.commands import cli
@@ -246,6 +247,15 @@ def test_whoever_asks_for_it_is_stopped_at_start() -> None:
         hidden_retries.refuse(session)
         with pytest.raises(hidden_retries.HiddenRetriesError, match="total_max_attempts"):
             hidden_retries.refuse(session, clients.boto_client(URL, LONG, None))
+
+
+def test_the_documented_question_stops_a_client_that_tries_again() -> None:
+    script = block("docs/failures.md", "python", "hidden_retries.refuse")
+    with requests.Session() as session:
+        once, several = (clients.boto_client(URL, LONG, retries) for retries in (dict(clients.ONCE), None))
+        exec(script, {"requests_session": session, "ses_client": once})  # noqa: S102 - it is what readers copy
+        with pytest.raises(hidden_retries.HiddenRetriesError, match="total_max_attempts"):
+            exec(script, {"requests_session": session, "ses_client": several})  # noqa: S102 - as above
 
 
 def test_a_client_that_is_not_known_is_no_client_that_submits_once() -> None:

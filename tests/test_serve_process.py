@@ -106,6 +106,24 @@ async def test_a_port_in_use_ends_it_with_one_line(config: Path, free_port: int)
     ]
 
 
+async def test_whoever_is_answered_at_start_is_not_turned_away(config: Path, dsn: str, free_port: int) -> None:
+    """So a balancer that tries another one where a connection is refused turns nobody away in a rolling restart."""
+    async with aiohttp.ClientSession() as session:
+        server = await start(config, session, RECONCILER_DATABASE__URL=dsn, RECONCILER_RECEIVER__PORT=str(free_port))
+        server.url = f"http://127.0.0.1:{free_port}"
+
+        async def first_answer() -> int:
+            return await server.status("/readyz")
+
+        try:
+            assert await until(first_answer, "an answer") == 200
+            assert await server.deliver("mg", sample("mg", "accepted", "key-1")) == 200
+            assert await server.stop() == 0
+        finally:
+            if server.process.returncode is None:
+                await server.kill()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [("no_such_database?", "no_such_database"), ("postgres?user=nobody_here&", "nobody_here")],
