@@ -13,12 +13,12 @@ from benchmarks import backlog_sql as sql
 from benchmarks.backlog import RULES, policies
 from benchmarks.stand import Result, Scale, compare, connected, copied_database, say
 from reconciler import migrate
-from reconciler.daemon import calm_collector
 from reconciler.histories import Histories
 from reconciler.ledger import Connection
 from reconciler.limits import Limit
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.reconcile import run_pass
+from reconciler.serving import calm_collector
 from reconciler.silence import FeedHistory
 from webhooks.database import connect_pool
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that `reconciler serve` is: receiver, passes and probes on one event loop, put together here."""
+"""The parts of the process that `reconciler serve` is: receiver, passes and probes on one event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import os
 import socket
@@ -27,9 +26,8 @@ from reconciler.health import Health
 from reconciler.idempotency import Store, delete_old
 from reconciler.outbox import OUTBOX_SECONDS
 from reconciler.postgres import EmbeddedPostgres
-from reconciler.process import begin_to_answer, stop_on_signals, take_ports, unless_stopped, urls_of
+from reconciler.process import begin_to_answer
 from reconciler.reconcile import Policies, run_pass
-from reconciler.reload import reload_on
 from reconciler.restore import Heart
 from reconciler.retention import PRUNE_SECONDS
 from reconciler.scheduler import Clock, Worker, finish, listen, reason_of
@@ -42,16 +40,14 @@ from reconciler.traced import Traced
 from reconciler.ui.application import add_ui
 from reconciler.ui.data import UI_CONNECTIONS, Data
 from reconciler.watch import WATCH_SECONDS
-from reconciler.workers import stop_with_parent
 from reconciler.works import Works, by_settings, close_archive, tell_pass, upload
 from webhooks.archive import Archive
 from webhooks.counters import Counters
 from webhooks.database import ACQUIRE_SECONDS, BoundedPool
-from webhooks.fetch import open_fetch
 from webhooks.inbox import InboxBusy, InboxUnavailable
 from webhooks.intake import Intake, Keep
 from webhooks.provider import Feed, Fetch
-from webhooks.receiver import RECEIVER, Limits, Receiver, add_receiver, make_runner
+from webhooks.receiver import RECEIVER, Limits, Receiver, add_receiver
 from webhooks.registry import PROVIDERS
 from webhooks.sqs import QueueReader
 from webhooks.writer import FAILURES
@@ -79,48 +75,6 @@ PASS_CONNECTIONS: Final = 8
 """Two pages of a pass at once; one each for watch, heartbeat, figures, outbox, look-ups and what deletes old rows."""
 
 _log: Final = structlog.get_logger()
-
-
-def calm_collector() -> None:
-    """Let the garbage collector leave alone what was loaded, and look rarely: a request leaves no cycles behind."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000)
-
-
-async def serve(
-    settings: Settings, only: Only = None, read: Callable[[], Settings] | None = None, worker: int = 0
-) -> None:
-    """Serve until SIGTERM or SIGINT, then end what was begun and return; a second signal exits at once.
-
-    `only` leaves out the other half. `read` gives the settings anew at a SIGHUP, which ends it without. `worker` is
-    the number of one of several receivers that share the port (`workers`). Raises UserError where a person must help:
-    port in use, account or database name refused, old schema. A database that is away is waited for.
-    """
-    daemon = Daemon(settings, only)
-    if worker:
-        structlog.contextvars.bind_contextvars(worker=worker)
-        stop_with_parent()
-        daemon.health.shared_port = settings.receiver.port
-    async with AsyncExitStack() as stack:  # left from the end: the last thing entered is the first to stop
-        hung_up = asyncio.Event() if read else None
-        stop = stop_on_signals(stack, hung_up)
-        stack.push_async_callback(daemon.traced.close)
-        stack.push_async_callback(daemon.close)
-        fetch = await stack.enter_async_context(open_fetch())
-        runner = make_runner(daemon.app(fetch), DRAIN_SECONDS)
-        stack.push_async_callback(runner.cleanup)
-        stack.push_async_callback(runner.wind_down)
-        servers = await take_ports(stack, runner, settings, worker)
-        stack.callback(daemon.drain)
-        if read and hung_up:
-            reloading = asyncio.create_task(reload_on(hung_up, read, settings, daemon.take), name="reload")
-            stack.callback(reloading.cancel)
-        calm_collector()
-        await unless_stopped(stop, daemon.open(partial(_tell_feeds, settings, only, urls_of(servers)), servers))
-        await stop.wait()
-        _log.info("stopping")
-    _log.info("stopped")
 
 
 class Daemon:
@@ -402,16 +356,3 @@ def _may_pass(cause: BaseException | None, *, embedded: bool) -> bool:
     if isinstance(cause, ValueError | asyncpg.InvalidAuthorizationSpecificationError | asyncpg.InvalidCatalogNameError):
         return False
     return not embedded or isinstance(cause, ConnectionError | TimeoutError | asyncpg.PostgresError)
-
-
-def _tell_feeds(settings: Settings, only: Only, urls: list[str]) -> None:
-    _log.info("serving", urls=urls, only=only or "all")
-    if not settings.feeds:
-        _log.warning("no_feed", hint="nothing is ever heard without one: add [feeds.NAME] to the settings")
-    if only == "reconciler":
-        return
-    base = settings.receiver.public_url or urls[0]
-    for name, feed in settings.feeds.items():
-        _log.info("feed_configured", feed=name, provider=feed.provider, url=f"{base}/webhooks/{name}")
-    for warning in settings.warnings():
-        _log.warning("configuration_warning", text=warning)

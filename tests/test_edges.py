@@ -18,8 +18,8 @@ from serving import serving, write_config
 from structlog.testing import capture_logs
 
 from reconciler.cli.commands import cli
-from reconciler.daemon import serve
 from reconciler.errors import UserError
+from reconciler.serving import serve
 from reconciler.settings import ConfigError, load_settings
 from webhooks import body as bodies
 from webhooks.inbox import Inbox, InboxUnavailable
