@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import asyncpg
 
 from reconciler import migrate
+from reconciler.distributed import connection_class
 from reconciler.errors import DatabaseUnavailable, UserError, describe_connection_error
 from reconciler.histories import Histories
 from reconciler.postgres import EmbeddedPostgres
@@ -143,6 +144,13 @@ async def open_pool(
 ) -> BoundedPool:
     """Return an open pool, to be closed by the caller. Raises DatabaseUnavailable, in one line without the password."""
     try:
-        return await connect_pool(dsn, size=size, min_size=min_size, application=application, lock_seconds=lock_seconds)
+        return await connect_pool(
+            dsn,
+            size=size,
+            min_size=min_size,
+            application=application,
+            lock_seconds=lock_seconds,
+            class_for=connection_class,
+        )
     except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise DatabaseUnavailable(describe_connection_error(dsn, error)) from error

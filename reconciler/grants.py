@@ -12,6 +12,7 @@ from typing import Final, Literal, get_args
 
 import asyncpg
 
+from reconciler.citus import is_distributed
 from reconciler.migrate import MigrationError, in_transaction
 
 Kind = Literal["receiver", "reconciler", "sender", "middleware", "reader"]
@@ -95,6 +96,12 @@ RIGHTS: Final[Mapping[Kind, tuple[str, ...]]] = {
 }
 
 
+ON_CITUS: Final[Mapping[Kind, tuple[str, ...]]] = {
+    "reconciler": ("USAGE ON SEQUENCE verdict_id_seq, shadow_verdict_id_seq, look_up_id_seq",)
+}
+"""What a kind needs besides where the tables are distributed: there an identity is a sequence like any other."""
+
+
 async def grant(dsn: str, wanted: Mapping[str, Iterable[Kind]], *, apply: bool = True) -> list[str]:
     """Give each role the rights of its kinds and no others, all at once; return the statements that do it.
 
@@ -106,7 +113,10 @@ async def grant(dsn: str, wanted: Mapping[str, Iterable[Kind]], *, apply: bool =
         statements = [await connection.fetchval(SET_PATH)]
         for role, kinds in wanted.items():
             _refuse(await connection.fetchval(REFUSALS, role))
-            statements += await _statements(connection, role, [right for kind in kinds for right in RIGHTS[kind]])
+            rights = [right for kind in kinds for right in RIGHTS[kind]]
+            if await is_distributed(connection):
+                rights += [right for kind in kinds for right in ON_CITUS.get(kind, ())]
+            statements += await _statements(connection, role, rights)
         if apply:
             for statement in statements:
                 await connection.execute(statement)

@@ -20,6 +20,7 @@ from typing import Final
 
 import asyncpg
 
+from reconciler import citus
 from reconciler.errors import DatabaseUnavailable, UserError, describe_connection_error
 from webhooks.database import is_behind_pooler
 
@@ -96,14 +97,16 @@ async def migrate(
     folder: Path | None = None,
     namespace: str | None = None,
     hash_recipients: bool = False,
+    shards: int | None = None,
     wait: float = 60.0,
 ) -> list[str]:
     """Apply what is missing and return the names of the files applied, none if there was nothing to do.
 
     `wait` is how many seconds another migrator, or a table that a long transaction holds, is waited for. `namespace`
     sets the name of this installation, which can't change after the first send. `hash_recipients` lets recipients be
-    stored hashed for ever, which has to be said before the first send and event. Raises MigrationError, and
-    DatabaseUnavailable where the database can't be reached.
+    stored hashed for ever, which has to be said before the first send and event. `shards` distributes the tables with
+    Citus, each in so many parts, unless they are. Raises MigrationError, and DatabaseUnavailable where the database
+    can't be reached.
     """
     migrations = load(folder)
     async with _connection(dsn) as connection:
@@ -119,7 +122,7 @@ async def migrate(
             await _set_namespace(connection, namespace)
         if hash_recipients:
             await _hash_recipients(connection, min(LOCK_TIMEOUT, wait))
-        return ran
+        return ran + await _distribute(connection, folder or default_folder(), shards, anew=bool(ran))
 
 
 async def pending(dsn: str, folder: Path | None = None) -> list[str]:
@@ -129,7 +132,8 @@ async def pending(dsn: str, folder: Path | None = None) -> list[str]:
         await _require_schema(connection)
         done = await _applied(connection) if await _table_exists(connection) else {}
         _refuse_drift(migrations, done)
-        return [migration.name for migration in migrations if migration.version not in done]
+        missing = [migration.name for migration in migrations if migration.version not in done]
+        return missing + await _missing_overlay(connection, folder or default_folder())
 
 
 @asynccontextmanager
@@ -261,9 +265,12 @@ async def _apply(connection: asyncpg.Connection, migration: Migration, wait: flo
 PREPARE: Final = """
 SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', $1),
        set_config('lock_timeout', $2::bigint::text, $1),
-       set_config('statement_timeout', $3::bigint::text, $1)
+       set_config('statement_timeout', $3::bigint::text, $1),
+       set_config('citus.multi_shard_modify_mode', 'sequential', $1)
 """
-"""$1 whether for this transaction only, $2 and $3 in milliseconds. Functions keep this search_path (FROM CURRENT)."""
+"""$1 whether for this transaction only, $2 and $3 in milliseconds. Functions keep this search_path (FROM CURRENT).
+Of a distributed schema one file may change tables and functions only where all goes over one connection to each node.
+"""
 
 RECORD: Final = """
 INSERT INTO schema_migration (version, name, sha256) VALUES ($1, $2, $3) ON CONFLICT (version) DO NOTHING RETURNING 1
@@ -330,6 +337,31 @@ async def _hash_recipients(connection: asyncpg.Connection, lock_timeout: float) 
                 "recipients can't be stored hashed any more: sends or events are recorded here already, which hold "
                 "addresses: begin with a fresh database"
             )
+
+
+OVERLAY: Final = "citus"
+"""What the functions for distributed tables are called among the names of the files."""
+
+
+async def _distribute(connection: asyncpg.Connection, folder: Path, shards: int | None, *, anew: bool) -> list[str]:
+    """Distribute the tables where that is asked for, and lay the functions for it over those of the files."""
+    distributed = await citus.is_distributed(connection)
+    if not distributed and not shards:
+        return []
+    if distributed and not anew and not await citus.lacks_overlay(connection, folder):
+        return []
+    async with connection.transaction():
+        await connection.execute(PREPARE, True, int(LOCK_TIMEOUT * 1000), int(STATEMENT_TIMEOUT * 1000))
+        if shards and not distributed:
+            await citus.distribute(connection, shards)
+        await citus.overlay(connection, folder)
+    return [OVERLAY]
+
+
+async def _missing_overlay(connection: asyncpg.Connection, folder: Path) -> list[str]:
+    if await citus.is_distributed(connection) and await citus.lacks_overlay(connection, folder):
+        return [OVERLAY]
+    return []
 
 
 def _one_line(error: Exception) -> str:

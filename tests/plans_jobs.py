@@ -46,6 +46,7 @@ from reconciler.ledger import ALL_LIVE, BEGINNING, Decided, Place
 from reconciler.limits import Limit
 from reconciler.policy import Action, Verdict
 from reconciler.settings import Settings
+from reconciler.ui import actions, claims
 from webhooks import counters, writer
 
 Job = Callable[[asyncpg.Connection, datetime], Awaitable[object]]
@@ -242,6 +243,17 @@ async def operate_on_one(c: asyncpg.Connection, _now: datetime) -> None:
     await c.fetchrow(sends_routes.DECIDE, keys(HELD)[3], "why", "ada", "failed")
 
 
+async def list_for_people(c: asyncpg.Connection, _now: datetime) -> None:
+    first = await claims.read_claims(c, claims.Wanted(), None, 50)
+    assert len(first.sends) == 50
+    second = await claims.read_claims(c, claims.Wanted(), first.then, 50)
+    assert {one.wire_key for one in first.sends} & {one.wire_key for one in second.sends} == set()
+    assert len((await claims.read_claims(c, claims.Wanted("held"), first.then, 50)).sends) == 50
+    assert await actions.decide(c, actions.Wish("fail", "why", "ada"), actions.Seen(first.sends[0].wire_key, 99))
+    failed = await claims.read_claims(c, claims.Wanted("failed"), None, 50)
+    assert len((await claims.read_claims(c, claims.Wanted("failed"), failed.then, 50)).sends) == 50
+
+
 async def claim_batches(c: asyncpg.Connection, _now: datetime) -> None:
     assert await c.fetch(CLAIM_RELEASED, BUSY, 50, "{}") is not None
     assert len(await c.fetch(RELEASED_CAMPAIGN, "spring", 100, '{"claimed_by": "test"}')) == 100
@@ -297,6 +309,7 @@ JOBS: Final[tuple[Job, ...]] = (
     enqueue,
     report,
     operate_on_one,
+    list_for_people,
     claim_batches,
     run_a_campaign,
     count_a_campaign,

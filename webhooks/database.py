@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import asyncpg
@@ -40,17 +41,19 @@ async def connect_pool(
     application: str,
     min_size: int = 1,
     lock_seconds: float | None = None,
+    class_for: Callable[[asyncpg.Connection], Awaitable[type[asyncpg.Connection]]] | None = None,
 ) -> BoundedPool:
     """Return an open pool of at most `size` connections. Raises OSError, TimeoutError or asyncpg's errors.
 
     A statement that waits for a lock for more than `lock_seconds` fails (None: as the server is set). Behind a
     transaction pooler that is not asked for, since poolers refuse it, and statements are not kept prepared, since each
-    transaction may meet another server.
+    transaction may meet another server. `class_for` chooses what its connections are, by looking at the database.
     """
     settings = {"application_name": application}
     probe = await asyncpg.connect(dsn, statement_cache_size=0, timeout=CONNECT_SECONDS, server_settings=settings)
     try:
         pooled = await is_behind_pooler(probe)
+        connections = await class_for(probe) if class_for else asyncpg.Connection
     finally:
         await probe.close(timeout=CONNECT_SECONDS)
     if not pooled:
@@ -67,7 +70,7 @@ async def connect_pool(
         max_queries=50_000,
         max_inactive_connection_lifetime=300.0,
         loop=None,
-        connection_class=asyncpg.Connection,
+        connection_class=connections,
         record_class=asyncpg.Record,
         timeout=CONNECT_SECONDS,
         command_timeout=COMMAND_SECONDS,

@@ -86,9 +86,7 @@ def status(app: App, check: bool, feed: str | None, as_json: bool) -> None:
         for name, place in _looked_at(app).items():
             say(f"{name.replace('_', ' ') + ':':15}{place or f'none {LOOKED_FOR}'}")
         if found.citus:
-            say(
-                f"Distributed: {found.citus.shards} shards on {found.citus.workers} nodes (Citus {found.citus.version})"
-            )
+            say(f"{'citus:':15}{found.citus.shards} shards on {found.citus.workers} nodes ({found.citus.version})")
         if found.hashed_recipients:
             say(f"{'recipients:':15}stored hashed")
         say()

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said to Citus in quite other words follows its original: whoever changes one looks at the other."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import citus_kit
+import pytest
+
+from reconciler import distributed
+from reconciler.distributed_silence import edited
+from reconciler.migrate import default_folder
+
+# Digests of statements and functions that have another form. Look at that form (reconciler/distributed.py,
+# migrations/citus) before you write a new digest here.
+STATEMENTS = {
+    "reconciler.caps.LIFT": "007a9d1b",
+    "reconciler.evidence.SETTLE_WATCHED": "3a10f4f3",
+    "reconciler.evidence.SETTLE_FAILED": "afa70be4",
+    "reconciler.histories.CLASSES": "b2cc2c91",
+    "reconciler.histories.NEWEST_CONTROLS": "0437029d",
+    "reconciler.histories.SPREAD_CONTROLS": "1336aadc",
+    "reconciler.histories.PROVED": "675012ca",
+    "reconciler.histories.SHARES": "56e07f76",
+    "reconciler.histories.CAUSES": "81b5da28",
+    "reconciler.lookup.QUESTIONS": "65699f4c",
+    "reconciler.lookup.CONTROLS": "567d9297",
+    "reconciler.neighbours.NEIGHBOURS": "ad2067f9",
+    "reconciler.neighbours.AMBIGUOUS": "f8ee2f6c",
+    "reconciler.outcomes.FOLLOW": "6667ce65",
+    "reconciler.releasing.USAGE": "c42554ff",
+    "reconciler.reports.VANISHED": "0604f15c",
+    "reconciler.restore.KEEP_HIGHEST_FENCE": "df18095a",
+    "reconciler.retention.FEEDS": "83196830",
+    "reconciler.retention.DELETE_SENDS": "49b2b2d4",
+    "reconciler.retention.DELETE_CANCELLED": "48b4856a",
+    "reconciler.retention.DELETE_CAPPED": "415def70",
+    "reconciler.retention.UNDATED_PAGES": "6742405b",
+    "reconciler.retention.DELETE_UNDATED": "565e92d4",
+    "reconciler.retention.DELETE_DUPLICATES": "86cc28db",
+    "reconciler.retention.DELETE_PLACES": "ad29b1df",
+    "reconciler.second_witness.RESERVE": "416b7665",
+    "reconciler.status.FOREIGN": "1619f544",
+}
+FUNCTIONS = {
+    "campaign_end_released": "781dadb3",
+    "campaign_hold": "7f500536",
+    "campaign_standing": "e89b98d3",
+    "cap_take": "675b6698",
+    "send_adopt_all": "2040af85",
+    "send_claim_campaign": "7088b646",
+    "send_claim_released": "762bde7f",
+    "send_claim_untouched": "69d45855",
+    "send_heard": "57fb5174",
+    "send_note_asked_again": "2a65fe15",
+    "send_note_delivery": "19804a4e",
+}
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:8]
+
+
+def is_new(statement: str) -> bool:
+    """Whether its form keeps less than half of its lines: pieces that are edited are looked for in it anyway."""
+    lines, kept = statement.split("\n"), set(distributed.FORMS[statement].split("\n"))
+    return sum(line in kept for line in lines) * 2 < len(lines)
+
+
+def test_a_statement_that_has_another_form_is_the_one_that_it_was_made_of():
+    formed = {name: text for name, text in citus_kit.statements() if text in distributed.FORMS}
+    assert len(formed) == len(distributed.FORMS)
+    assert {name: digest(text) for name, text in formed.items() if is_new(text)} == STATEMENTS
+
+
+async def test_a_function_that_has_another_form_is_the_one_that_it_was_made_of(db):
+    laid = "".join(path.read_text() for path in sorted((default_folder() / "citus").glob("*.sql")))
+    names = set(re.findall(r"CREATE OR REPLACE FUNCTION (\w+)", laid))
+    rows = await db.fetch("SELECT proname, prosrc FROM pg_proc WHERE proname = ANY ($1)", list(names))
+    assert {row["proname"]: digest(row["prosrc"]) for row in rows} == FUNCTIONS
+
+
+def test_a_piece_that_is_gone_is_named():
+    with pytest.raises(ValueError, match="no longer holds 'b'"):
+        edited("a", ("b", "c"))
+
+
+def test_on_one_server_nothing_is_said_in_another_way():
+    assert distributed.form("SELECT now()") == "SELECT now()"
+    assert distributed.form("SELECT clock_timestamp()") == "SELECT clock_timestamp()"
