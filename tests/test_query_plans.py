@@ -191,7 +191,7 @@ EXCEPTIONS: Final = {
     "retention_look.MONTHS": "looks at the catalog",
     "status.MISSING_MONTHS": "looks at the catalog",
     "webhooks.writer.MONTHS": "looks at the catalog",
-    "citus.*": "where the tables are distributed, which their plans are in docs/citus.md for; asked once at start",
+    "citus.*": "of distributed tables, whose plans are in docs/citus.md; one server is asked only whether it is one",
     "demo.*": "over a database of its own, of some thousand sends",
     "trial.*": "over a schema of its own, of some sends",
     "drift.*": "a report that a person asks for; at most 50,000 claims a feed",
