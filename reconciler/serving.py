@@ -16,7 +16,7 @@ from reconciler.daemon import DRAIN_SECONDS, Daemon, Only
 from reconciler.process import stop_on_signals, take_ports, unless_stopped, urls_of
 from reconciler.reload import reload_on
 from reconciler.settings import Settings
-from reconciler.workers import stop_with_parent
+from reconciler.workers import follow_parent
 from webhooks.fetch import open_fetch
 from webhooks.receiver import make_runner
 
@@ -42,11 +42,12 @@ async def serve(
     daemon = Daemon(settings, only)
     if worker:
         structlog.contextvars.bind_contextvars(worker=worker)
-        stop_with_parent()
         daemon.health.shared_port = settings.receiver.port
     async with AsyncExitStack() as stack:  # left from the end: the last thing entered is the first to stop
         hung_up = asyncio.Event() if read else None
         stop = stop_on_signals(stack, hung_up)
+        if worker and hung_up:
+            follow_parent(stop, hung_up)
         stack.push_async_callback(daemon.traced.close)
         stack.push_async_callback(daemon.close)
         fetch = await stack.enter_async_context(open_fetch())

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import Final
 
 import structlog
@@ -24,10 +23,15 @@ from reconciler.process import no_such_port, stop_on_signals, unless_stopped
 from reconciler.settings import Settings
 
 AGAIN_SECONDS: Final = 1.0
-"""How long after its death a worker is started again."""
+"""How long after its death a worker is started again; twice as long each time that it dies soon ..."""
+MOST_AGAIN_SECONDS: Final = 30.0
+"""... up to this, which is also how long one lives that does not die soon."""
 
 NEEDS_A_PERSON: Final = 1
 """The exit status of a worker that has said in a line why it can't run."""
+
+READ_AGAIN: Final = b"\n"
+"""What a worker is told over its standard input; its end tells it to stop. No signal could be lost, or come twice."""
 
 _log: Final = structlog.get_logger()
 
@@ -37,7 +41,7 @@ class WorkersEnded(Exception):
 
 
 async def serve_with_workers(settings: Settings, count: int, command: Sequence[str]) -> None:
-    """Run so many receivers until SIGTERM or SIGINT; SIGHUP is passed on to each.
+    """Run so many receivers until SIGTERM or SIGINT; at a SIGHUP each reads the settings again.
 
     `command` is one receiver's, to which `--worker` and its number are added. Raises UserError where the port can't be
     shared or had, and WorkersEnded.
@@ -70,34 +74,45 @@ class Worker:
         self._process: Process | None = None
 
     async def run(self) -> None:
-        """Keep it running. Returns where it ended and a person must help; cancelled, it ends what it has begun."""
+        """Keep it running; cancelled, let it end what it has begun. Returns where it can't run from the first."""
+        loop, again, has_lived = asyncio.get_running_loop(), AGAIN_SECONDS, False
         try:
-            while (status := await self._run_once()) != NEEDS_A_PERSON:
-                _log.error("worker_died", worker=self._number, status=status, again_in_seconds=AGAIN_SECONDS)
-                await asyncio.sleep(AGAIN_SECONDS)
+            while True:
+                began = loop.time()
+                status = await self._run_once()
+                if loop.time() - began > MOST_AGAIN_SECONDS:
+                    again, has_lived = AGAIN_SECONDS, True
+                if status == NEEDS_A_PERSON and not has_lived:  # later the others go on without it
+                    return
+                _log.error("worker_died", worker=self._number, status=status, again_in_seconds=again)
+                await asyncio.sleep(again)
+                again = min(2 * again, MOST_AGAIN_SECONDS)
         finally:
-            if self._process is not None:
-                self.send(signal.SIGTERM)
+            if self._process is not None and self._process.stdin is not None:
+                self._process.stdin.close()
                 await self._process.wait()
 
-    async def _run_once(self) -> int:
-        # A session of its own: the terminal's Ctrl-C is for us, who pass it on once. Its standard input ends with us.
-        self._process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, start_new_session=True)
+    async def _run_once(self) -> int | str:
+        """Return its exit status, or why it could not be started."""
+        try:
+            # A session of its own: the terminal's Ctrl-C is for us.
+            self._process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, start_new_session=True)
+        except OSError as error:
+            return error.strerror or type(error).__name__
         _log.info("worker_started", worker=self._number, pid=self._process.pid)
         return await self._process.wait()
 
-    def send(self, number: int) -> None:
-        """Send a signal to the process, where it runs."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(number)
+    def read_again(self) -> None:
+        """Let the process read the settings again, where it runs."""
+        if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
+            self._process.stdin.write(READ_AGAIN)
 
 
 async def _pass_on(hung_up: asyncio.Event, workers: Sequence[Worker]) -> None:
     while await hung_up.wait():
         hung_up.clear()
         for worker in workers:
-            worker.send(signal.SIGHUP)
+            worker.read_again()
 
 
 def _check_ports(settings: Settings, count: int) -> None:
@@ -112,12 +127,15 @@ def _check_ports(settings: Settings, count: int) -> None:
             raise no_such_port(host, wanted, error) from error
 
 
-def stop_with_parent() -> None:
-    """Let this process stop as by SIGTERM once the one that started it is gone, which its standard input's end says."""
+def follow_parent(stop: asyncio.Event, hung_up: asyncio.Event) -> None:
+    """Stop, and read the settings again, when the process that started this one says so, or is gone."""
+    loop, told = asyncio.get_running_loop(), sys.stdin.fileno()
 
     def read() -> None:
-        if not os.read(sys.stdin.fileno(), 1):
-            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-            os.kill(os.getpid(), signal.SIGTERM)
+        if os.read(told, 100):
+            hung_up.set()
+        else:
+            loop.remove_reader(told)
+            stop.set()
 
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), read)
+    loop.add_reader(told, read)

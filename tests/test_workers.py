@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import re
@@ -18,7 +19,9 @@ import asyncpg
 import pytest
 from program import Program
 from serving import FEEDS, Server, sample, serving, start, until, write_config
+from structlog.testing import capture_logs
 
+from reconciler import workers
 from webhooks.event import wire_key
 from webhooks.provider import Delivery
 
@@ -108,7 +111,11 @@ async def test_workers_share_a_port_and_each_tells_its_own_figures(server: Serve
     assert [line["worker"] for line in server.events("stopped")] in ([1, 2], [2, 1])
 
 
-async def test_a_worker_that_dies_is_started_again_while_the_other_receives(server: Server, db: asyncpg.Pool) -> None:
+async def test_a_worker_that_dies_is_started_again_while_the_other_receives(
+    server: Server, db: asyncpg.Pool, tmp_path: Path
+) -> None:
+    (tmp_path / "webhooks").mkdir()  # an application's own, in the folder that `serve` was started in
+    (tmp_path / "webhooks" / "__init__.py").write_text("raise SystemExit(7)")
     os.kill(pid(server, 1), signal.SIGKILL)
     died = await server.told("worker_died")
     assert (died["worker"], died["status"]) == (1, -signal.SIGKILL)
@@ -128,12 +135,42 @@ async def test_a_hang_up_reaches_every_worker(server: Server, tmp_path: Path) ->
     await until(both, f"both to read the settings: {server.lines[-4:]}")
 
 
+async def test_a_stop_that_reaches_all_at_once_cuts_nobody_off(server: Server) -> None:
+    for process in (pid(server, 1), pid(server, 2), server.process.pid):  # as systemd does
+        os.kill(process, signal.SIGTERM)
+    assert await server.ended() == 0
+    assert sorted(line["worker"] for line in server.events("stopped")) == [1, 2]
+    assert server.events("worker_died") == []
+
+
+@pytest.mark.parametrize(
+    ("command", "status"), [([sys.executable, "-c", "raise SystemExit(1)"], 1), (["/no/such/program"], "No such file")]
+)
+async def test_what_one_worker_lacks_later_takes_no_other_down(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], status: int | str
+) -> None:
+    monkeypatch.setattr(workers, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(workers, "MOST_AGAIN_SECONDS", 0.0)
+    with capture_logs() as lines:
+        running = asyncio.create_task(workers.Worker(1, command).run())
+
+        async def again() -> bool:
+            return [line["event"] for line in lines].count("worker_died") > 2
+
+        await until(again, "it to be started again and again")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert running.cancelled()
+    died = next(line for line in lines if line["event"] == "worker_died")
+    assert str(died["status"]).startswith(str(status))
+
+
 async def test_workers_end_with_the_process_that_started_them(server: Server) -> None:
-    workers = [pid(server, number) for number in (1, 2)]
+    left = [pid(server, number) for number in (1, 2)]
     server.process.kill()
 
     async def gone() -> bool:
-        return not any(Path(f"/proc/{worker}").exists() for worker in workers)
+        return not any(Path(f"/proc/{worker}").exists() for worker in left)
 
     await until(gone, "the workers to end")
 

@@ -44,7 +44,8 @@ def _serve_with_workers(app: App, count: int) -> None:
     from reconciler.workers import WorkersEnded, serve_with_workers
 
     config = ["--config", str(app.config)] if app.config else []
-    command = [sys.executable, "-m", "reconciler", *config, "serve", "--only", "receiver"]
+    # -P: nothing is imported from the folder that this happens to be started in.
+    command = [sys.executable, "-P", "-m", "reconciler", *config, "serve", "--only", "receiver"]
     try:
         asyncio.run(serve_with_workers(app.settings, count, command))
     except WorkersEnded:
