@@ -23,7 +23,7 @@ from reconciler.tokens import HASH
 from reconciler.units import parse_duration, parse_size
 from webhooks.aws import s3_place
 from webhooks.provider import ChecksSettings, Provider
-from webhooks.signature import standard_webhook_keys
+from webhooks.signature import public_key, standard_webhook_keys
 
 MASK: Final = "***"
 POSTGRES_SCHEMES: Final = ("postgresql://", "postgres://")
@@ -36,6 +36,7 @@ _CREDENTIALS: Final = {
 """The forms of `webhooks.signature.CREDENTIAL_SCHEMES`: an example, and what has to follow the scheme."""
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 SHORTEST_SESSION_KEY: Final = 32
+_LINE_ENDS: Final = "\r\n"  # as `echo` and editors leave them, in files and in variables
 _PASSWORD: Final = re.compile(r"(://[^:/?#]*:)(.*)(@)")  # to the last @: a password may hold anything, also unescaped
 _SECRET_PARAMETER: Final = re.compile(r"([?&][^=&]*(?:password|secret|token|key|sig|signature)=)[^&#]*", re.IGNORECASE)
 
@@ -80,26 +81,42 @@ def _list(value: object) -> object:
 
 
 def _secret(value: object) -> str:
-    """Return a secret, fetched from where `file:PATH` or `env:NAME` says it lies."""
+    secret, source = _fetched(value)
+    if "\n" in secret and not _is_one(secret):
+        raise ValueError(f"has several lines{source}: keep each secret in a file of its own, and list all of them")
+    return secret
+
+
+def _secret_of_any_form(value: object) -> str:
+    return _fetched(value)[0]
+
+
+def _fetched(value: object) -> tuple[str, str]:
+    """Return a secret without line ends after it, from where `file:PATH` or `env:NAME` says it lies, and that place."""
     if not isinstance(value, str):
         raise ValueError("must be text")  # noqa: TRY004 - pydantic reports ValueErrors only
-    scheme, _, rest = value.partition(":")
+    written = value.rstrip(_LINE_ENDS)
+    scheme, _, rest = written.partition(":")
     if scheme == "file":
         secret, source = _from_file(CONTEXT.get().folder / rest), f" in the file {rest}"
     elif scheme == "env":
         secret, source = _from_variable(rest, CONTEXT.get().environ), f" in the variable {rest}"
     else:
-        secret, source = value, ""
+        secret, source = written, ""
+    secret = secret.rstrip(_LINE_ENDS)
     if not secret.strip():
         raise ValueError(f"is empty{source}: set the secret, or remove the setting")
-    if "\n" in secret and "-----BEGIN" not in secret:  # as one secret it would verify nothing
-        raise ValueError(f"has several lines{source}: keep each secret in a file of its own, and list all of them")
-    return secret
+    return secret, source
+
+
+def _is_one(lines: str) -> bool:
+    """Say whether several lines are one key: any other text of several would verify nothing as one secret."""
+    return "-----BEGIN" in lines or public_key(lines) is not None
 
 
 def _from_file(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig").rstrip("\r\n")
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise ValueError(f"lies in the file {path}, which can't be read ({error.strerror}): check the path") from None
     except UnicodeDecodeError:
@@ -271,7 +288,8 @@ Topic = Annotated[str, AfterValidator(_topic)]
 DatabaseUrl = Annotated[Secret, AfterValidator(_database_url)]
 Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
-SessionKey = Annotated[Secret, AfterValidator(_session_key)]
+SessionKey = Annotated[str, BeforeValidator(_secret_of_any_form), AfterValidator(_session_key)]
+"""Any text signs, also random bytes in base64 that `openssl rand` wrapped."""
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 S3Url = Annotated[str, AfterValidator(_s3_url)]
 RelativePath = Annotated[Path, BeforeValidator(_path)]

@@ -24,7 +24,6 @@ from webhooks.inbox import Inbox
 from webhooks.quiet import Quiet
 from webhooks.receiver import Watch
 from webhooks.watched import Answered, Heard, WatchedInbox, watched
-from webhooks.writer import FAILURES
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
@@ -58,12 +57,12 @@ class Traced:
         return partial(watched, partial(_tell, self._spans)) if self._spans else None
 
     async def passed(self, pool: BoundedPool, who: str, counts: Mapping[str, int]) -> None:
-        """Trace the verdicts of the newest pass of `who`. A database that can't tell them costs their spans only."""
+        """Trace the verdicts of the newest pass of `who`. Whatever fails here costs their spans and never the pass."""
         if self._spans is None or not any(n and ":" in verdict for verdict, n in counts.items()):
             return
         try:
             await _trace_pass(self._spans, pool, who)
-        except FAILURES as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is: the pass is done, and nothing may fail for its trace
             _log.warning("verdicts_not_traced", error=type(error).__name__)
 
     async def close(self) -> None:

@@ -26,7 +26,7 @@ from webhooks.inbox import Inbox
 from webhooks.intake import Intake, Keep
 from webhooks.payload import load_object, split
 from webhooks.provider import BadPayload, Delivery, Facts, Feed, Fetch, FetchError, Parsed, Refused, Verified
-from webhooks.receiver import RECEIVER, Limits, Receiver, Watch, add_receiver, make_runner
+from webhooks.receiver import RECEIVER, Limits, Receiver, Runner, Watch, add_receiver, make_runner
 from webhooks.registry import PROVIDERS
 from webhooks.signature import hmac_sha256, same
 
@@ -115,6 +115,7 @@ class Running:
     inbox: Inbox
     counters: Counters
     session: ClientSession
+    runner: Runner
 
     @property
     def receiver(self) -> Receiver:
@@ -169,7 +170,7 @@ async def running(
     await site.start()
     async with ClientSession(auto_decompress=False) as session:
         try:
-            yield Running(runner.addresses[0][1], app, inbox, counters, session)
+            yield Running(runner.addresses[0][1], app, inbox, counters, session, runner)
         finally:
             await session.close()
             await runner.cleanup()
@@ -192,6 +193,8 @@ class Cut:
         self.away = False
         self.transactions = 0
         """Explicit transactions that were begun through it."""
+        self.refused = b""
+        """Whoever sends this is cut off, such as an application of this name."""
         self._pooled = pooled
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -226,6 +229,8 @@ class Cut:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pooled: bool = False) -> None:
         while data := await reader.read(65_536):
+            if self.refused and self.refused in data:
+                raise ConnectionAbortedError
             self.transactions += data.count(b"BEGIN;")
             if pooled and (at := data.find(b"K\0\0\0\x0c")) >= 0:  # BackendKeyData: the process id follows
                 data = data[: at + 5] + struct.pack("!i", 1) + data[at + 9 :]

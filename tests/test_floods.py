@@ -12,6 +12,7 @@ import aiohttp
 import asyncpg
 import pytest
 from aiohttp import web
+from kit import until_it_waits
 from receiver_app import PLAIN, Answer, Running, running, signed
 
 from webhooks import body as bodies
@@ -163,7 +164,12 @@ async def test_a_page_may_say_otherwise_of_itself() -> None:
 
 
 async def test_at_the_end_an_answer_ends_its_connection_so_that_no_request_is_cut_off() -> None:
-    async def page(_: web.Request) -> web.Response:
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def page(request: web.Request) -> web.Response:
+        if "slow" in request.query:
+            asked.set()
+            await go.wait()
         return web.Response(text="here")
 
     app = web.Application()
@@ -175,15 +181,35 @@ async def test_at_the_end_an_answer_ends_its_connection_so_that_no_request_is_cu
     async with asyncio.timeout(10):
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"Connection" not in await reader.readuntil(b"here")
+        slow, slow_writer = await asyncio.open_connection("127.0.0.1", runner.addresses[0][1])
+        slow_writer.write(b"GET /?slow HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asked.wait()
         winding_down = asyncio.create_task(runner.wind_down())
         await asyncio.sleep(0)  # it has begun
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         last = await reader.read()  # all, to the end of the connection
         assert last.startswith(b"HTTP/1.1 200")
         assert b"Connection: close" in last
+        go.set()
+        assert b"Connection: close" in await slow.read()
         await winding_down
-    writer.close()
+    for each in (writer, slow_writer):
+        each.close()
     await runner.cleanup()
+
+
+async def test_so_does_the_answer_to_what_was_being_stored_when_the_end_began(db: asyncpg.Pool) -> None:
+    async with running(db) as app, db.acquire() as other:
+        async with other.transaction():
+            await other.execute("LOCK TABLE provider_event IN SHARE MODE")
+            in_flight = asyncio.create_task(honest(app))
+            await until_it_waits(db, in_flight)
+            winding_down = asyncio.create_task(app.runner.wind_down())
+            await asyncio.sleep(0)  # it has begun
+        answer = await in_flight
+        assert (answer.status, answer.headers.get("Connection")) == (200, "close")
+        await winding_down
+    checked(dict(answer.headers))
 
 
 def checked(headers: dict[str, str]) -> None:

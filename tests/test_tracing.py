@@ -499,6 +499,23 @@ async def test_notes_that_can_not_be_taken_fail_no_send(db: asyncpg.Pool, monkey
     assert (await guard.send_once(db, KEY, "mg", answered)).outcome == "sent"
 
 
+async def test_a_pass_whose_trace_fails_for_whatever_reason_is_done_nevertheless(
+    db: asyncpg.Pool, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OverflowError(f"not for {ADA}")
+
+    await old_claim(db, KEY)
+    await heard_neighbours(db)
+    monkeypatch.setattr(otel.Spans, "add", broken)
+    async with taking(db, collector) as (_, traced):
+        report = await reconcile(db)
+        with capture_logs() as logs:
+            await traced.passed(db, "test", report.counts)
+    told = [(line["event"], line["error"]) for line in logs if line["log_level"] == "warning"]
+    assert told == [("verdicts_not_traced", "OverflowError")]
+
+
 async def test_spans_that_are_lost_are_counted_and_told_once(db: asyncpg.Pool) -> None:
     before = REGISTRY.get_sample_value("reconciler_spans_lost_total") or 0
     with capture_logs() as logs, collecting(401) as refusing:

@@ -28,6 +28,7 @@ from reconciler.status import read_status
 from reconciler.tokens import hash_of
 from reconciler.ui import viewers
 from reconciler.ui.application import add_ui
+from reconciler.ui.claims import Wanted, read_claims
 from reconciler.ui.viewers import COOKIE, TRIES, TRIES_SECONDS, Throttle, Viewers
 
 KEY = "order.receipt:1234:ada@example.org"
@@ -497,6 +498,38 @@ async def test_a_filter_that_fits_few_of_very_many_finds_them(db, operator):
         await claim(db, f"rare-{number}", message_class="rare")
     assert await walked(operator, "/ui/sends?class=rare") == [["rare-0", "rare-1"]]
     assert (await operator.get("/ui/sends?class=nobodys")).text.count("No such send") == 1
+
+
+MOVE_ON = "UPDATE send_log SET next_check_at = clock_timestamp() + interval '1 day' WHERE wire_key = $1"
+
+
+class MovingOn:
+    """A connection, after whose first look at sends a pass moves the next look of one of them on."""
+
+    def __init__(self, connection: asyncpg.Connection, wire_key: str) -> None:
+        self.fetchval, self._connection, self._wire_key = connection.fetchval, connection, wire_key
+        self.looks = 0
+
+    async def fetch(self, query: str, *given: object) -> list[asyncpg.Record]:
+        found = await self._connection.fetch(query, *given)
+        self.looks += 1
+        if self.looks == 1:
+            await self._connection.execute(MOVE_ON, self._wire_key)
+        return found
+
+
+async def test_a_send_that_a_pass_moves_on_while_a_page_is_read_hides_no_other(db):
+    await old_claims(db, "k", 1100)
+    for key in ("rare-0", "rare-1", "rare-2"):
+        await claim(db, key, message_class="rare")
+    await db.execute("UPDATE send_log SET next_check_at = '2000-01-01Z' WHERE wire_key = 'rare-0'")
+    async with db.acquire() as connection:
+        moving = MovingOn(connection, "rare-0")
+        first = await read_claims(moving, Wanted(message_class="rare"), None, 1)
+        rest = await read_claims(connection, Wanted(message_class="rare"), first.then, 10)
+    assert moving.looks > 1
+    assert [send.wire_key for send in first.sends] == ["rare-0"]
+    assert {send.wire_key for send in rest.sends} >= {"rare-1", "rare-2"}
 
 
 async def test_failed_sends_are_listed_the_newest_first(db, operator):

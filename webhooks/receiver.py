@@ -238,6 +238,17 @@ class _Request(web.Request):
     They guess no type, keep nothing, and are not told what we are made of.
     """
 
+    ATTRS = web.Request.ATTRS | {"_runner"}
+
+    def __init__(self, runner: Runner, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
+        self._runner = runner
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the connection may be kept after the answer. It is asked when that is made, not when this came."""
+        return not self._runner.ending and super().keep_alive
+
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
         response.headers.setdefault("X-Content-Type-Options", "nosniff")
         response.headers.setdefault(hdrs.CACHE_CONTROL, "no-store")
@@ -245,19 +256,11 @@ class _Request(web.Request):
         await super()._prepare_hook(response)
 
 
-class _LastRequest(_Request):
-    """Its answer is the last one on its connection."""
-
-    async def _prepare_hook(self, response: web.StreamResponse) -> None:
-        response.force_close()
-        response.headers[hdrs.CONNECTION] = "close"
-        await super()._prepare_hook(response)
-
-
 class Runner(web.AppRunner):
     """Takes deliveries past the application's router, which costs a tenth of a small one; the rest goes through it."""
 
-    _kind: type[_Request] = _Request
+    ending = False
+    """Whether each answer is to be the last one on its connection."""
 
     async def setup(self) -> None:
         """Prepare the server."""
@@ -265,7 +268,7 @@ class Runner(web.AppRunner):
         receiver, server = self.app.get(RECEIVER), self.server
         if server is None:
             return
-        server.request_factory = partial(self.app._make_request, _cls=self._request)  # type: ignore[arg-type]  # noqa: SLF001 - it takes no class
+        server.request_factory = partial(self.app._make_request, _cls=partial(_Request, self))  # type: ignore[arg-type]  # noqa: SLF001 - it takes no class
         if receiver is None:
             return
         endpoints, routed = receiver.endpoints, server.request_handler
@@ -278,9 +281,6 @@ class Runner(web.AppRunner):
 
     async def wind_down(self) -> None:
         """End connections by answers, for a moment: one that is cut off may hold a request that nobody has read yet."""
-        self._kind = _LastRequest
+        self.ending = True
         if self.server is not None and self.server.connections:
             await asyncio.sleep(LAST_SECONDS)
-
-    def _request(self, *parts: Any, **more: Any) -> _Request:
-        return self._kind(*parts, **more)

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 
@@ -175,19 +176,24 @@ STALE: Final = Refused(
 
 
 @lru_cache(maxsize=256)
-def ecdsa_public_key(encoded: str) -> ec.EllipticCurvePublicKey | None:
-    """Return the key of a base64 DER SubjectPublicKeyInfo (PEM armour is ignored), or None where it is no EC key."""
+def public_key(encoded: str) -> PublicKeyTypes | None:
+    """Return the key of a base64 DER SubjectPublicKeyInfo, or None; PEM armour and white space are ignored."""
     der = decode_base64(_ARMOUR.sub("", encoded))
     try:
-        key = load_der_public_key(der) if der else None
+        return load_der_public_key(der) if der else None
     except (ValueError, UnsupportedAlgorithm):
         return None
+
+
+def ecdsa_public_key(encoded: str) -> ec.EllipticCurvePublicKey | None:
+    """Return the EC key of a text as `public_key` reads it, or None where it is none."""
+    key = public_key(encoded)
     return key if isinstance(key, ec.EllipticCurvePublicKey) else None
 
 
-def ecdsa_sha256_matches(public_key: str, signature: bytes, message: bytes) -> bool:
+def ecdsa_sha256_matches(encoded: str, signature: bytes, message: bytes) -> bool:
     """Say whether a DER ECDSA signature over SHA-256 of the message was made with the key."""
-    key = ecdsa_public_key(public_key)
+    key = ecdsa_public_key(encoded)
     if key is None:
         return False
     try:

@@ -109,7 +109,9 @@ async def _undecided(
         rows = await connection.fetch(UNDECIDED, now, *(after or (None, None)), *wanted)
         if not rows:
             break
-        found |= {row["wire_key"]: Listed(*tuple(row)[:-1]) for row in rows if row["fits"]}
+        for row in rows:
+            if row["fits"]:  # the first reading stays: after the place of a later one, sends would be passed over
+                found.setdefault(row["wire_key"], Listed(*tuple(row)[:-1]))
         after = Place(rows[-1]["next_check_at"], rows[-1]["wire_key"])
     return list(found.values())[:size]
 

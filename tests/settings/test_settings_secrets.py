@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import textwrap
 
 import pytest
 from contract import CONTRACT
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from reconciler.settings_values import masked_url
 
@@ -51,9 +55,44 @@ def test_an_empty_secret_is_refused_and_no_secret_is_not(load, problems, tmp_pat
         assert line.endswith("set the secret, or remove the setting")
 
 
-def test_a_file_with_two_secrets_is_refused_and_a_key_in_pem_is_one(load, problems, tmp_path):
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"])
+def test_a_line_end_after_a_secret_is_none_of_it_wherever_it_lies(load, tmp_path, end):
+    (tmp_path / "key").write_bytes(f"whsec_YQ=={end}".encode())
+    secrets = ["file:key", "env:KEY", f"whsec_YQ=={end}"]
+    text = f"[feeds]\nb.provider = 'resend'\na = {{ provider = 'resend', secrets = {json.dumps(secrets)} }}"
+    feeds = load(text, KEY=f"whsec_YQ=={end}", RECONCILER_FEEDS__B__SECRETS=f"env:KEY{end}").feeds
+    assert feeds["a"].secrets == ("whsec_YQ==",) * 3
+    assert feeds["b"].secrets == ("whsec_YQ==",)
+
+
+KEYS = (ec.generate_private_key(ec.SECP256R1()), rsa.generate_private_key(public_exponent=65537, key_size=2048))
+
+
+def public(key):
+    return base64.b64encode(key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).decode()
+
+
+@pytest.mark.parametrize(("provider", "key"), [("sendgrid", KEYS[0]), ("postal", KEYS[1])])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_a_public_key_without_armour_may_be_wrapped(load, tmp_path, provider, key, line_end):
+    wrapped = line_end.join(textwrap.wrap(public(key), 64))
+    (tmp_path / "key").write_bytes(f"{wrapped}{line_end}".encode())
+    text = f"[feeds.a]\nprovider = '{provider}'\nsecrets = ['file:key', 'env:KEY']"
+    assert load(text, KEY=wrapped).feeds["a"].secrets == (wrapped,) * 2
+
+
+def test_a_key_that_signs_sessions_may_be_wrapped(load):
+    key = f"{'A' * 64}\n{'B' * 22}=="
+    assert load("[ui]\nsession_key = 'env:KEY'", KEY=f"{key}\n").ui.session_key == key
+
+
+TWO = ("the-old-key\nthe-new-key\n", f"{'0a' * 32}\n{'1b' * 32}", "\n".join(map(public, KEYS)))
+
+
+@pytest.mark.parametrize("two", TWO, ids=["words", "hex", "public keys"])
+def test_a_file_with_two_secrets_is_refused_and_a_key_in_pem_is_one(load, problems, tmp_path, two):
     text = "[feeds.a]\nprovider = 'mailgun'\nsecrets = 'file:keys'"
-    (tmp_path / "keys").write_text("the-old-key\nthe-new-key\n")
+    (tmp_path / "keys").write_text(two)
     (line,) = problems(text)
     assert line.endswith(
         "has several lines in the file keys: keep each secret in a file of its own, and list all of them"
