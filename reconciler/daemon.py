@@ -102,6 +102,7 @@ class Daemon:
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: asyncio.Task[None] | None = None
         self._flush: Worker | None = None
+        self._take_back: Callable[[], Awaitable[None]] | None = None
         self._opened = AsyncExitStack()
 
     def app(self, fetch: Fetch) -> web.Application:
@@ -212,17 +213,23 @@ class Daemon:
         pool = await self._pool(stack, database.dsn, PASS_CONNECTIONS, "reconciler")
         if self._reconciles:
             await distributed.refuse_outbox(pool, self._settings.outbox)
+        receivers = api = ui = None
         if self._receives:
             # At least its writer's and one for everything else; never a connection that a pass could hold.
             size = max(2, self._settings.database.pool_max_size)
             receivers = await self._pool(stack, database.dsn, size, "reconciler receiver", None)
+        if self._reconciles and self._settings.api.tokens:
+            api = await self._pool(stack, database.dsn, API_CONNECTIONS, "reconciler api", API_LOCK_SECONDS)
+        if self._ui is not None:
+            ui = await self._pool(stack, database.dsn, UI_CONNECTIONS, "reconciler ui", API_LOCK_SECONDS)
+        # Nothing begins before all that may fail: at the next try it would begin once more.
+        if receivers is not None:
             await receivers.fetch(MAKE_PARTITIONS)
             await self._inbox.open(receivers)
             self._begin_receiving(receivers)
-        if self._reconciles and self._settings.api.tokens:
-            self._api.pool = await self._pool(stack, database.dsn, API_CONNECTIONS, "reconciler api", API_LOCK_SECONDS)
+        self._api.pool = api
         if self._ui is not None:
-            self._ui.pool = await self._pool(stack, database.dsn, UI_CONNECTIONS, "reconciler ui", API_LOCK_SECONDS)
+            self._ui.pool = ui
         self._begin(pool, database)
 
     async def _pool(
@@ -249,6 +256,7 @@ class Daemon:
         self._worker("figures", works["figures"], "figures_not_read", FIGURES_SECONDS)
         check = SelfCheck(self._who, reconciles=self._reconciles)
         self._worker("self check", partial(check.tell, pool), "self_check_not_told", TELL_SECONDS)
+        self._take_back = partial(check.take_back, pool)
         if self._reconciles:
             self._worker("heartbeat", partial(self._heart.beat, pool), "heartbeat_failed", CHECK_SECONDS)
             every = self._settings.reconcile.every.total_seconds()
@@ -288,6 +296,8 @@ class Daemon:
                 await self._flush.attempt()
             if self._archive is not None:
                 await close_archive(self._archive)
+            if self._take_back is not None:
+                await self._take_back()
 
     def _passes(self, pool: BoundedPool, policies: Policies) -> Callable[[], Awaitable[None]]:
         looked_at_failed = -math.inf

@@ -84,7 +84,7 @@ def _judge_undecided(group: Undecided, now: datetime, settings: Settings) -> Ite
             "see reconciler why KEY, then decide with reconciler release, confirm or fail",
             group.feed,
         )
-    if group.state == "claimed" and group.submit_by and now - group.submit_by > _in_time(group, settings):
+    if group.state == "claimed" and _overlooked(group, now, settings):
         yield Finding(
             "undecided",
             f"{_sends(group)} neither decided nor held, the oldest for {roughly(age)}",
@@ -111,9 +111,12 @@ def _patience(group: Undecided, now: datetime, settings: Settings) -> timedelta:
     return max(HELD_TOO_LONG, decides_at + HELD_TOO_LONG - group.since) if now < decides_at else HELD_TOO_LONG
 
 
-def _in_time(group: Undecided, settings: Settings) -> timedelta:
-    """Return after which time from `submit_by` a pass must have decided or held such sends."""
-    return max(UNDECIDED_TOO_LONG, settings.rules_for(group.feed, group.message_class).grace + HELD_TOO_LONG)
+def _overlooked(group: Undecided, now: datetime, settings: Settings) -> bool:
+    """Say whether a pass must have decided or held such sends; those of a feed in shadow mode it leaves alone."""
+    if group.submit_by is None or group.feed not in settings.live():
+        return False
+    grace = settings.rules_for(group.feed, group.message_class).grace
+    return now - group.submit_by > max(UNDECIDED_TOO_LONG, grace + HELD_TOO_LONG)
 
 
 def _sends(group: Undecided) -> str:

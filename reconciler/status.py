@@ -55,7 +55,7 @@ class FeedStatus:
     stored_at: datetime | None
     """When the last delivery of 30 days was stored."""
     refused_at: datetime | None
-    """When the last delivery within a day was refused."""
+    """When the last delivery within a day was refused. Unsigned ones hide none with a signature after `stored_at`."""
     refused_reason: str | None
     """Why that one was."""
     holds: tuple[str, ...]
@@ -63,11 +63,11 @@ class FeedStatus:
     refused_lately: int
     """Deliveries of the last half hour that were refused, unsigned ones left out."""
     lately: int
-    """All deliveries of that half hour."""
+    """All deliveries of that half hour, unsigned ones left out."""
     put_off_at: datetime | None
     """When one was last answered with "later" within a quarter of an hour; a queue that can't be read is apart."""
     put_off_since: datetime | None
-    """The minute of the first one in that time."""
+    """The minute of the first one in that time since five minutes passed without any."""
     put_off_reason: str | None
     sends_unheard: bool
     """Sends of the last day were answered an hour ago or more, and nothing was delivered since: of a feed that spoke
@@ -251,7 +251,12 @@ SELECT asked.feed, stored.last_at AS stored_at, refused.last_at AS refused_at, r
                AND c.claimed_at > greatest(stored.last_at, $2::timestamptz - interval '1 day')
                AND c.claimed_at < $2::timestamptz - interval '1 hour' LIMIT 7) AS unheard)
            > CASE WHEN stored.last_at > $2::timestamptz - interval '1 day' THEN 6 ELSE 0 END AS sends_unheard,
-       refused.refused_lately, refused.lately, refused.put_off_at, refused.put_off_since, refused.put_off_reason
+       refused.refused_lately, refused.lately, refused.put_off_at, refused.put_off_reason,
+       (SELECT max(minute) FROM (
+            SELECT minute, minute - lag(minute) OVER (ORDER BY minute) AS pause FROM feed_delivery d
+            WHERE d.feed = asked.feed AND d.outcome LIKE 'later:%' AND d.outcome <> 'later:queue'
+              AND d.minute > $2::timestamptz - interval '15 min') AS put_off
+        WHERE pause IS NULL OR pause > interval '5 min') AS put_off_since
 FROM unnest($1::text[]) AS asked(feed)
 LEFT JOIN feed_state s ON s.feed = asked.feed
 LEFT JOIN LATERAL (
@@ -260,20 +265,22 @@ LEFT JOIN LATERAL (
     ORDER BY d.minute DESC LIMIT 1
 ) AS stored ON true
 CROSS JOIN LATERAL (
-    SELECT max(last_at) FILTER (WHERE d.outcome LIKE 'refused:%') AS last_at,
+    SELECT (array_agg(d.last_at ORDER BY told.signed DESC, d.last_at DESC)
+                FILTER (WHERE d.outcome LIKE 'refused:%'))[1] AS last_at,
            max(last_at) FILTER (WHERE d.outcome = 'later:queue') AS unread_at,
-           (array_agg(substr(d.outcome, 9) ORDER BY d.last_at DESC) FILTER (WHERE d.outcome LIKE 'refused:%'))[1]
-               AS reason,
+           (array_agg(substr(d.outcome, 9) ORDER BY told.signed DESC, d.last_at DESC)
+                FILTER (WHERE d.outcome LIKE 'refused:%'))[1] AS reason,
            coalesce(sum(n) FILTER (WHERE d.outcome LIKE 'refused:%' AND d.outcome <> 'refused:missing'
                                      AND d.minute > $2::timestamptz - interval '30 min'), 0)::bigint AS refused_lately,
-           coalesce(sum(n) FILTER (WHERE d.minute > $2::timestamptz - interval '30 min'), 0)::bigint AS lately,
+           coalesce(sum(n) FILTER (WHERE d.outcome NOT IN ('damaged', 'refused:missing', 'later:queue')
+                                     AND d.minute > $2::timestamptz - interval '30 min'), 0)::bigint AS lately,
            max(last_at) FILTER (WHERE d.outcome LIKE 'later:%' AND d.outcome <> 'later:queue'
                                   AND d.minute > $2::timestamptz - interval '15 min') AS put_off_at,
-           min(minute) FILTER (WHERE d.outcome LIKE 'later:%' AND d.outcome <> 'later:queue'
-                                 AND d.minute > $2::timestamptz - interval '15 min') AS put_off_since,
            (array_agg(substr(d.outcome, 7) ORDER BY d.last_at DESC)
                 FILTER (WHERE d.outcome LIKE 'later:%' AND d.outcome <> 'later:queue'))[1] AS put_off_reason
     FROM feed_delivery d
+    CROSS JOIN LATERAL (SELECT d.outcome <> 'refused:missing'
+                           AND d.last_at > coalesce(stored.last_at, '-infinity') AS signed) AS told
     WHERE d.feed = asked.feed AND d.minute > $2::timestamptz - interval '1 day'
 ) AS refused
 ORDER BY asked.feed

@@ -20,6 +20,7 @@ from serving import sample, serving, until, write_config
 from structlog.testing import capture_logs
 from test_serve_roads import ARCHIVE
 
+from reconciler.composition import Database
 from reconciler.idempotency import delete_old
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.restore import Heart
@@ -105,14 +106,14 @@ async def test_a_database_that_is_away(watched: Watched, pg: EmbeddedPostgres) -
 
 
 async def test_deliveries_that_are_put_off_for_ten_minutes(watched: Watched, pg: EmbeddedPostgres) -> None:
-    for _ in range(2):
+    for _ in range(4):
         assert (await watched.program("status", "--check")).exit_code == 0
         async with away(watched, pg):
             assert await watched.deliver(1) == 503
-        await watched.db.execute(EARLIER, timedelta(minutes=10))
+        await watched.db.execute(EARLIER, timedelta(minutes=3, seconds=30))
         await watched.daemon._counters.flush(watched.db)
     after = await scraped(watched.client)
-    assert value(after, "reconciler_deliveries_total", feed="mg", outcome="later:database") == 2
+    assert value(after, "reconciler_deliveries_total", feed="mg", outcome="later:database") == 4
     await watched.alarms("ReconcilerDeliveriesPutOff", "put_off mg", after, BEFORE + 15)
 
 
@@ -146,6 +147,22 @@ async def test_a_process_takes_back_what_one_of_its_name_left_and_nothing_of_oth
     await SelfCheck("host:1", reconciles=True).tell(watched.db)
     rows = await watched.db.fetch("SELECT host, code FROM finding ORDER BY 1, 2")
     assert [tuple(row) for row in rows] == [("host:1", "archive"), ("host:2", "archive"), ("host:2", "work_fails")]
+
+
+async def test_a_process_that_ends_takes_back_what_it_told(watched: Watched) -> None:
+    left = "INSERT INTO finding (code, host, text) VALUES ('work_fails', $1, 'x')"
+    for host in (watched.daemon._who, "host:2"):
+        await watched.db.execute(left, host)
+    watched.daemon._begin(watched.db, Database("", None))
+    await watched.daemon.close()
+    assert await watched.db.fetchval("SELECT array_agg(host) FROM finding") == ["host:2"]
+
+
+async def test_a_process_that_ends_without_its_database_takes_nothing_back_and_ends(
+    watched: Watched, pg: EmbeddedPostgres
+) -> None:
+    async with away(watched, pg):
+        await SelfCheck("host:1", reconciles=True).take_back(watched.db)
 
 
 async def test_a_server_whose_archive_is_full_and_which_is_killed_then(

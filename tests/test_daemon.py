@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
@@ -16,6 +17,8 @@ import asyncpg
 import pytest
 from aiohttp import web
 from prometheus_client import REGISTRY
+from receiver_app import Cut
+from sends_kit import SETTINGS as API
 from structlog.testing import capture_logs
 
 from reconciler import metrics, scheduler
@@ -496,3 +499,30 @@ async def test_of_two_that_had_a_port_before_anybody_listened_one_is_refused_in_
             await begin_to_answer(first)
             with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is in use"):
                 await begin_to_answer(second)
+
+
+@pytest.mark.parametrize("pool", ["receiver", "api", "ui"])
+async def test_a_database_that_refuses_the_last_connections_at_first_is_waited_for_and_nothing_begins_twice(
+    dsn: str, sockets: Path, monkeypatch: pytest.MonkeyPatch, pool: str
+) -> None:
+    monkeypatch.setattr("reconciler.daemon.RETRY_SECONDS", 0.1)
+    async with Cut(dsn, sockets) as cut, aiohttp.ClientSession() as session:
+        settings = Settings(database=DatabaseSettings(url=cut.dsn), receiver=ReceiverSettings(port=0), api=API)
+        cut.refused = f"application_name\0reconciler {pool}\0".encode()
+        daemon = Daemon(settings, None)
+        with capture_logs() as logs:
+            async with ports(daemon, settings) as servers:
+                try:
+                    await within(daemon.open(lambda: setattr(cut, "refused", b""), servers))
+                    await within(becomes_ready(session, urls_of(servers)[0]))
+                finally:
+                    await daemon.close()
+    assert [line["event"] for line in logs].count("database_unavailable") == 1
+
+
+async def becomes_ready(session: aiohttp.ClientSession, url: str) -> None:
+    while True:
+        async with session.get(f"{url}/readyz") as answer:
+            if answer.status == 200:
+                return
+        await asyncio.sleep(0.01)

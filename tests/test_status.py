@@ -118,6 +118,15 @@ async def test_a_class_that_decides_by_itself_needs_a_person_only_after_it_shoul
 
 
 @passes_run
+async def test_a_claim_that_passes_leave_alone_in_shadow_mode_needs_nobody(db: asyncpg.Pool) -> None:
+    feed = SETTINGS.feeds["mg"].model_copy(update={"mode": "shadow"})
+    shadow = SETTINGS.model_copy(update={"feeds": {"mg": feed}})
+    await old_claim(db, "order:1", timedelta(hours=7))
+    assert [(f.code, f.needs_person) for f in await findings(db, shadow)] == [("shadow", False)]
+    assert await codes(db) == ["undecided"]
+
+
+@passes_run
 async def test_a_released_send_that_nobody_claims_needs_a_person(db: asyncpg.Pool) -> None:
     fence = (await claim(db, "order:1"))["fence"]
     await db.fetch("SELECT * FROM send_fail('order:1', $1, 'refused', true)", fence)
@@ -169,6 +178,49 @@ async def test_a_feed_whose_newest_delivery_was_refused_needs_a_person(db: async
     await stored_delivery(db)
     await stored_delivery(db, outcome="refused:signature")
     assert [(f.code, f.feed) for f in await findings(db)] == [("refused", "mg")]
+
+
+async def test_a_stranger_without_a_signature_does_not_hide_that_the_newest_signed_delivery_was_refused(
+    db: asyncpg.Pool,
+) -> None:
+    await stored_delivery(db)
+    await stored_delivery(db, outcome="refused:signature")
+    await stored_delivery(db, outcome="refused:missing")
+    (found,) = await findings(db)
+    assert (found.code, found.needs_person, "(signature)" in found.text) == ("refused", True, True)
+    await stored_delivery(db)
+    assert await codes(db) == []
+    await stored_delivery(db, outcome="refused:missing")
+    assert [(f.code, f.needs_person) for f in await findings(db)] == [("refused", False)]
+
+
+PUT_OFF = """
+INSERT INTO feed_delivery SELECT 'mg', date_trunc('minute', at), 'later:database', 1, at
+FROM unnest($1::int[]) AS age, LATERAL (SELECT clock_timestamp() - age * interval '1 minute' AS at) AS t
+"""
+
+
+@pytest.mark.parametrize(
+    ("minutes_ago", "found"),
+    [((11, 10, 1, 0), []), ((12, 1), []), ((12, 8, 4, 0), ["put_off"]), ((7, 3, 0), []), ((13, 10, 7), [])],
+)
+async def test_deliveries_are_put_off_when_that_goes_on_without_a_pause(
+    db: asyncpg.Pool, minutes_ago: tuple[int, ...], found: list[str]
+) -> None:
+    await db.execute(PUT_OFF, minutes_ago)
+    assert await codes(db) == found
+
+
+async def test_events_that_were_damaged_and_strangers_do_not_thin_out_what_was_refused(db: asyncpg.Pool) -> None:
+    counts = {"refused:signature": 12, "stored": 40, "control": 10, "damaged": 500, "refused:missing": 500}
+    counts |= {"later:queue": 500, "later:busy": 8}
+    for outcome, n in counts.items():
+        await stored_delivery(db, outcome=outcome)
+        await db.execute("UPDATE feed_delivery SET n = $2 WHERE outcome = $1", outcome, n)
+    await stored_delivery(db)
+    (feed,) = (await status(db)).feeds
+    assert (feed.refused_lately, feed.lately) == (12, 70)
+    assert "some_refused" in await codes(db)
 
 
 async def test_answered_sends_without_any_delivery_need_a_person(db: asyncpg.Pool) -> None:
