@@ -65,7 +65,8 @@ class Passes:
             case "killed":
                 await self._kill(tick, dice.uniform(0.0, 0.1))
             case "leap":
-                await asyncio.gather(self._pass(tick, 0, look_at_failed=failed), self._leap(dice.uniform(0.0, 0.05)))
+                leap = self._leap(tick, dice.uniform(0.0, 0.05))
+                await asyncio.gather(self._pass(tick, 0, look_at_failed=failed), leap)
         if tick.n % DUPLICATES_EVERY == 0:
             await self._look_for_duplicates(tick)
 
@@ -93,10 +94,13 @@ class Passes:
         self._policies[0] = policies(self._world)
         await task
 
-    async def _leap(self, after: float) -> None:
+    async def _leap(self, tick: Tick, after: float) -> None:
         await asyncio.sleep(after)
-        async with (await self._pool(1)).acquire() as connection:
-            await clock.move(connection, await clock.read(connection) + LEAP)
+        try:
+            async with (await self._pool(1)).acquire() as connection:
+                await clock.move(connection, await clock.read(connection) + LEAP)
+        except LOST:  # its server process was killed since it was used last
+            tick.counted["leaps that died"] += 1
 
     async def _look_for_duplicates(self, tick: Tick) -> None:
         try:
