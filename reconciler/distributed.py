@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import asyncpg
@@ -42,7 +43,7 @@ from reconciler import (
     why,
 )
 from reconciler.citus import is_distributed
-from reconciler.distributed_silence import SILENCE, edited
+from reconciler.distributed_silence import SILENCE, Form, edited
 from reconciler.errors import UserError
 from reconciler.settings_tables import OutboxSettings
 
@@ -51,12 +52,13 @@ ONE_CLOCK: Final = "(SELECT clock_timestamp())"
 _TOUCHED: Final = re.compile(r"\b(send_log|provider_event|verdict|shadow_verdict|look_up|asked_again|cap_taken)\b")
 
 
-_PASSES: Final = {
+_PASSES: Final[Mapping[str, Form]] = {
     evidence.SETTLE_WATCHED: "SELECT * FROM citus_settle_watched($1, $2, $3, $4, $5, $6, $7, $8)",
     evidence.SETTLE_FAILED: "SELECT * FROM citus_settle_failed($1, $2, $3, $4, $5, $6, $7, $8)",
     # A page has to be judged within the minute for which a decision holds, and each sample costs milliseconds here.
-    ledger.TAKE_DUE: edited(ledger.TAKE_DUE, ("LIMIT 1000", "LIMIT 200")),
-    ledger.READ_ROWS: edited(
+    ledger.TAKE_DUE: partial(edited, ledger.TAKE_DUE, ("LIMIT 1000", "LIMIT 200")),
+    ledger.READ_ROWS: partial(
+        edited,
         ledger.READ_ROWS,
         (
             "SELECT s.wire_key",
@@ -70,13 +72,15 @@ _PASSES: Final = {
         ),
         (") AS e\nWHERE", ") AS e\nLEFT JOIN by_id ON by_id.wire_key = s.wire_key\nWHERE"),
     ),
-    ledger.POSTPONE: edited(
+    ledger.POSTPONE: partial(
+        edited,
         ledger.POSTPONE,
         ("SELECT * FROM unnest($1", "SELECT v.*, clock_timestamp() AS now FROM unnest($1"),
         ("WHEN v.held_reason IS NOT NULL THEN clock_timestamp()", "WHEN v.held_reason IS NOT NULL THEN v.now"),
         ("updated_at = clock_timestamp()", "updated_at = v.now"),
     ),
-    releasing.RELEASE: edited(
+    releasing.RELEASE: partial(
+        edited,
         releasing.RELEASE,
         (
             """NOT EXISTS (SELECT FROM feed_state f WHERE f.feed IN (s.feed, '*')
@@ -109,7 +113,8 @@ _PASSES: Final = {
         ) AS awaited
     """,
     # A row's lock is free when its transaction has ended here, a moment before it has on the nodes; this one later.
-    feeds.LOCK_FEEDS: edited(
+    feeds.LOCK_FEEDS: partial(
+        edited,
         feeds.LOCK_FEEDS,
         (
             "SELECT FROM feed_state",
@@ -126,7 +131,8 @@ _PASSES: Final = {
     """,
     second_witness.RESERVE: "SELECT * FROM citus_reserve($1, $2, $3::text[], $4::bigint[], $5::int)",
     caps.LIFT: "SELECT citus_lift_caps()",
-    shadow.SHADOW: edited(
+    shadow.SHADOW: partial(
+        edited,
         shadow.SHADOW,
         (
             "), seen AS (",
@@ -159,31 +165,37 @@ _PRUNES: Final = {
     retention.DELETE_UNDATED: "SELECT citus_delete_undated($3, $4::interval) WHERE $1::text <> '' AND $2::text <> ''",
 }
 
-_LOOKS: Final = {
-    sends_routes.STANDING: edited(
+_LOOKS: Final[Mapping[str, Form]] = {
+    sends_routes.STANDING: partial(
+        edited,
         sends_routes.STANDING,
         (
             "FROM send_log l, clock_timestamp() AS t WHERE wire_key = wire_key($1)",
             "FROM citus_row($1) AS l, clock_timestamp() AS t",
         ),
     ),
-    sends_routes.PEEK: edited(
-        sends_routes.PEEK, ("send_log l ON l.wire_key = k.wire_key", "citus_row($1) AS l ON l.wire_key = k.wire_key")
+    sends_routes.PEEK: partial(
+        edited,
+        sends_routes.PEEK,
+        ("send_log l ON l.wire_key = k.wire_key", "citus_row($1) AS l ON l.wire_key = k.wire_key"),
     ),
-    metrics.UNDECIDED: edited(metrics.UNDECIDED, (CLOCK, "statement_timestamp()")),
-    why.ROW: edited(why.ROW, ("LEFT JOIN send_log s", "LEFT JOIN citus_row($1) AS s")),
+    metrics.UNDECIDED: partial(edited, metrics.UNDECIDED, (CLOCK, "statement_timestamp()")),
+    why.ROW: partial(edited, why.ROW, ("LEFT JOIN send_log s", "LEFT JOIN citus_row($1) AS s")),
     # Of rows that were there already the status counts those, too.
-    campaign_load.ADD: edited(
+    campaign_load.ADD: partial(
+        edited,
         campaign_load.ADD,
         ("INSERT INTO", "WITH added AS (INSERT INTO"),
         ("DO NOTHING", "DO NOTHING RETURNING wire_key) SELECT count(*) FROM added"),
     ),
-    campaign.STATUS: edited(
+    campaign.STATUS: partial(
+        edited,
         campaign.STATUS,
         ("l.feed = c.feed", "l.feed = (SELECT feed FROM campaign WHERE name = $1)"),
         ("AND l.campaign = c.name)", "AND l.campaign = $1)"),
     ),
-    retention_look.COUNT: edited(
+    retention_look.COUNT: partial(
+        edited,
         retention_look.COUNT,
         (
             """FROM campaign c JOIN send_log l ON l.campaign = c.name AND l.state = 'pending'
@@ -192,7 +204,8 @@ _LOOKS: Final = {
               SELECT c.name FROM campaign c WHERE c.state = 'cancelled' AND c.updated_at < $1)) AND""",
         ),
     ),
-    status.FEEDS: edited(
+    status.FEEDS: partial(
+        edited,
         status.FEEDS,
         (
             """FROM verdict v WHERE v.feed = asked.feed AND v.action = 'released'
@@ -226,7 +239,7 @@ _LOOKS: Final = {
 COUNTED: Final = frozenset({outcomes.FOLLOW, campaign_load.ADD})
 """Statements whose status is asked how many rows they wrote: here their one value says it."""
 
-FORMS: Final[Mapping[str, str]] = {**SILENCE, **_PASSES, **_PRUNES, **_LOOKS}
+FORMS: Final[Mapping[str, Form]] = {**SILENCE, **_PASSES, **_PRUNES, **_LOOKS}
 
 _PIECES: Final = (
     ("SELECT FROM", "SELECT 1 FROM"),  # what has no column can't be brought here
@@ -249,12 +262,17 @@ REFUSED: Final[Mapping[str, str]] = {
 """What Citus would have to say in quite another way, by the first statement of each."""
 
 
+def other_form(statement: str) -> str | None:
+    """Return what stands in FORMS for a statement. Raises ValueError where it no longer holds what is to be changed."""
+    found = FORMS.get(statement)
+    return found if found is None or isinstance(found, str) else found()
+
+
 def form(statement: str) -> str:
     """Return what is said to Citus instead of a statement. Raises UserError for what is not done there."""
     if what := REFUSED.get(statement):
         raise UserError(f"{what} is not done on tables distributed with Citus: see docs/citus.md")
-    if (other := FORMS.get(statement)) is not None:
-        statement = other
+    statement = other_form(statement) or statement
     for piece, said in _PIECES:
         statement = statement.replace(piece, said)
     if _TOUCHED.search(statement):
@@ -285,8 +303,12 @@ class DistributedConnection(asyncpg.Connection):
 
 
 async def connection_class(connection: asyncpg.Connection) -> type[asyncpg.Connection]:
-    """Return what connections to this database are to be."""
-    return DistributedConnection if await is_distributed(connection) else asyncpg.Connection
+    """Return what connections to this database are to be. Raises ValueError where a form no longer fits."""
+    if not await is_distributed(connection):
+        return asyncpg.Connection
+    for statement in FORMS:
+        other_form(statement)
+    return DistributedConnection
 
 
 async def refuse_outbox(pool: Any, settings: OutboxSettings) -> None:

@@ -6,9 +6,14 @@ For each row of one table no bounded sample of another can be asked of Citus in 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from reconciler import histories, neighbours
+
+Form = str | Callable[[], str]
+"""What is said instead of a statement, or what makes it of the statement once somebody needs it."""
 
 
 def edited(statement: str, *edits: tuple[str, str]) -> str:
@@ -20,7 +25,7 @@ def edited(statement: str, *edits: tuple[str, str]) -> str:
     return statement
 
 
-SILENCE: Final = {
+SILENCE: Final[Mapping[str, Form]] = {
     histories.CLASSES: "SELECT message_class FROM citus_classes($1, $2::timestamptz - interval '30 days') "
     "ORDER BY newest DESC LIMIT $3",
     histories.NEWEST_CONTROLS: """
@@ -105,7 +110,8 @@ SILENCE: Final = {
             ) AS c
         ) AS after
     """,
-    neighbours.DENSITY: edited(
+    neighbours.DENSITY: partial(
+        edited,
         neighbours.DENSITY,
         (
             """(SELECT claimed_at FROM send_log WHERE feed = asked.feed AND claimed_at < to_timestamp(asked.at)

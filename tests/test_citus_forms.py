@@ -65,7 +65,7 @@ def digest(text: str) -> str:
 
 def is_new(statement: str) -> bool:
     """Whether its form keeps less than half of its lines: pieces that are edited are looked for in it anyway."""
-    lines, kept = statement.split("\n"), set(distributed.FORMS[statement].split("\n"))
+    lines, kept = statement.split("\n"), set((distributed.other_form(statement) or "").split("\n"))
     return sum(line in kept for line in lines) * 2 < len(lines)
 
 
