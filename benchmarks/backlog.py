@@ -90,7 +90,7 @@ async def _prepare(embedded: EmbeddedPostgres, name: str, claims: int, others: i
     async with connected(embedded.dsn(name)) as connection:
         await connection.execute(sql.MAKE_MONTHS)
         await connection.execute(sql.FILL_SENT, others, FEEDS)
-        await connection.execute(sql.FILL_CLAIMED, claims, FEEDS)
+        await connection.execute(sql.FILL_CLAIMED, claims, FEEDS, False)
         await connection.execute(sql.FILL_EVENTS)
         await connection.execute(sql.FILL_DELIVERIES, FEEDS)
         await connection.execute("VACUUM (ANALYZE, FREEZE)")

@@ -43,7 +43,8 @@ FROM (SELECT n, age, clock_timestamp() - interval '5 min' - age AS at,
           LATERAL (SELECT interval '90 days' * (1 - n / $1::float8) ^ 5) AS a(age)) AS sends
 """
 
-# A backlog of claims, an hour to twenty old, as thick among the sends everywhere. Of one in ten nothing was heard.
+# A backlog of claims: an hour to twenty old, as thick among the sends everywhere; or ($3) of an outage of two hours
+# that ended an hour ago. Of one in ten nothing was heard.
 FILL_CLAIMED: Final = """
 INSERT INTO send_log (wire_key, send_key, state, feed, recipient, recipient_key, attempt, fence, claimed_by,
     first_claimed_at, claimed_at, submit_by, cause, next_check_at, created_at, updated_at)
@@ -51,7 +52,8 @@ SELECT left(encode(sha256(('claimed:' || n)::bytea), 'hex'), 48),
     'order.receipt:c' || n || ':user' || n || '@example.com',
     'claimed', 'feed-' || n % $2, 'user' || n || '@example.com', 'user' || n || '@example.com', 1, 100000000 + n,
     'worker-' || n % 16, at, at, at + interval '60 s', 'timed out', at + interval '16 min', at, at
-FROM (SELECT n, clock_timestamp() - interval '90 days' * (0.2154 + 0.1766 * (1 - n / $1::float8)) ^ 5 AS at
+FROM (SELECT n, clock_timestamp() - CASE WHEN $3 THEN interval '3 hours' - n / $1::float8 * interval '2 hours'
+                                    ELSE interval '90 days' * (0.2154 + 0.1766 * (1 - n / $1::float8)) ^ 5 END AS at
       FROM generate_series(1, $1) AS n) AS claims
 """
 

@@ -91,7 +91,8 @@ _PASSES: Final[Mapping[str, Form]] = {
     ),
     releasing.USAGE: """
         SELECT f.feed, hour.n AS last_hour, claims.n AS claims, hour.unproved, awaited.proved
-        FROM unnest($1::text[], $2::bigint[], $3::interval[]) AS f(feed, most, awaited)
+        FROM unnest($1::text[], $2::bigint[], $3::float8[], $4::float8[], $5::interval[])
+            AS f(feed, wanted, share, canary, awaited)
         CROSS JOIN LATERAL (
             SELECT greatest(statement_timestamp() - interval '1 hour',
                             max(resumed_at) FILTER (WHERE resumed_at <= statement_timestamp())) AS since
@@ -103,13 +104,19 @@ _PASSES: Final[Mapping[str, Form]] = {
             FROM citus_released(f.feed, statement_timestamp() - greatest(f.awaited, interval '1 hour')) AS at
         ) AS hour
         CROSS JOIN LATERAL (
+            SELECT CASE WHEN f.share > 0 THEN least(ceil((hour.n + f.wanted) / f.share) + 1, 1e7) ELSE 0 END::bigint
+                       AS claims,
+                   CASE WHEN f.canary < 1 THEN least(ceil(f.canary * (hour.unproved + f.wanted)), 1000)
+                        ELSE 0 END::bigint AS proved
+        ) AS needed
+        CROSS JOIN LATERAL (
             SELECT count(*) AS n
-            FROM citus_claims(f.feed, statement_timestamp() - interval '1 hour', 'infinity', f.most, true)
+            FROM citus_claims(f.feed, statement_timestamp() - interval '1 hour', 'infinity', needed.claims, true)
         ) AS claims
         CROSS JOIN LATERAL (
             SELECT coalesce(min(n) FILTER (WHERE wrong) - 1, count(*)) AS proved
             FROM citus_releases(f.feed, statement_timestamp() - interval '1 day', statement_timestamp() - f.awaited,
-                                1000)
+                                needed.proved)
         ) AS awaited
     """,
     # A row's lock is free when its transaction has ended here, a moment before it has on the nodes; this one later.

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import asyncpg
+import msgspec
 
 from reconciler.limits import LIMITED
 from reconciler.policy import Action, Verdict
@@ -60,6 +60,11 @@ class Decided:
     """Of a release: whether the retry may go to another feed."""
     held_before: str | None = None
     """For which reason the row was held until now."""
+
+    @property
+    def witnesses_text(self) -> str:
+        """What the witnesses said, as JSON."""
+        return msgspec.json.encode(self.witnesses).decode()
 
     @property
     def inputs(self) -> str | None:
@@ -218,7 +223,7 @@ async def fail(
         [d.verdict.reason for d in decided],
         [d.verdict.source for d in decided],
         [d.verdict.detail for d in decided],
-        [json.dumps(d.witnesses) for d in decided],
+        [d.witnesses_text for d in decided],
     ]
     return counted(await connection.fetch(FAIL, *columns, decided_at, pass_id, who))
 
@@ -262,7 +267,7 @@ async def postpone(connection: Connection, decided: Sequence[Decided], pass_id: 
         [d.verdict.next_check_at for d in decided],
         [int(d.verdict.reason == "told_again") for d in decided],
         # Only a new reason is written down.
-        [json.dumps(d.witnesses) if d.verdict.reason != d.held_before else None for d in decided],
+        [d.witnesses_text if d.verdict.reason != d.held_before else None for d in decided],
     ]
     inputs = [d.inputs if d.verdict.reason != d.held_before else None for d in decided]
     places = {one: n for n, one in enumerate(dict.fromkeys(one for one in inputs if one), 1)}

@@ -19,9 +19,6 @@ LEAST_BUDGET: Final = 20
 LEAST_CANARY: Final = 10
 """So many releases are allowed before the evidence of any was awaited."""
 
-MOST_CLAIMS: Final = 10_000_000
-"""Claims of an hour are counted no further."""
-
 LOOK_AGAIN: Final = timedelta(minutes=1)
 """After so long a release that was not allowed is looked at again; after a canary's grace, where that is shorter."""
 
@@ -39,13 +36,6 @@ class Limit:
     awaited: timedelta
     """How long the evidence of a release is awaited."""
 
-    @property
-    def claims_that_count(self) -> int:
-        """How many claims of an hour need to be counted: with more of them `count` decides."""
-        if not self.share:
-            return 0
-        return MOST_CLAIMS if self.share * MOST_CLAIMS <= self.count else math.ceil(self.count / self.share)
-
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -53,11 +43,12 @@ class Usage:
 
     last_hour: int
     claims: int
-    """Claims of the last hour, at most `Limit.claims_that_count`."""
+    """Claims of the last hour, at most as many as the wanted releases need."""
     unproved: int
     """Releases whose evidence is still awaited."""
     proved: int
-    """Releases of the last day, at most a thousand, whose evidence was awaited, since one of them was found wrong."""
+    """Releases of the last day, at most a thousand and as many as the wanted ones need, whose evidence was awaited,
+    since one of them was found wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,10 +45,8 @@ async def assess_silence(
     crowds = await _crowds(connection, own, known, now)
     found: dict[str, Judged] = {}
     at = now.timestamp()
-    for bucket, (before, after), crowd in zip(own, near, crowds, strict=True):
-        history = known[bucket.stratum.feed]
-        aged = _aged(before, history.heard, at), _aged(after, history.heard, at)
-        around = Around(history, bucket, *aged, crowd, at, histories.rules_for)
+    for bucket, sides, crowd in zip(own, near, crowds, strict=True):
+        around = Around(known[bucket.stratum.feed], bucket, *sides, crowd, at, histories.rules_for)
         for claim in bucket.claims:
             judged = around.judge(claim)
             other = found.get(claim.wire_key)
@@ -103,11 +101,14 @@ _when: Final = itemgetter(1)
 Sides = tuple[list[Neighbour], list[Neighbour]]
 """Controls before and after the claims of a bucket."""
 
+AgedSides = tuple[list[tuple[float, float | None]], list[tuple[float, float | None]]]
+"""Age and lag of these."""
+
 
 async def _neighbours(
     connection: Connection, own: Sequence[Bucket], histories: dict[str, FeedHistory], now: datetime
-) -> list[Sides]:
-    """Return for each bucket the controls nearest to its claims, and let their history know when they were heard of."""
+) -> list[AgedSides]:
+    """Return for each bucket the controls nearest to its claims, with the lag of those that were heard of."""
     asked = [
         (n, of.feed, name, bucket.oldest, bucket.youngest, bucket.until, of.domain is not None)
         for n, bucket in enumerate(own)
@@ -124,8 +125,7 @@ async def _neighbours(
         (sorted(before, key=_when, reverse=True)[:MOST], _nearest(after, bucket.until))
         for bucket, (before, after) in zip(own, found, strict=True)
     ]
-    await _hear(connection, own, near, histories, now)
-    return near
+    return await _hear(connection, own, near, histories, now)
 
 
 def _of_stratum(
@@ -145,15 +145,16 @@ def _aged(controls: Sequence[Neighbour], heard: Mapping[str, float], now: float)
     return [(now - at, heard[key] - at if key in heard else None) for key, at in controls]
 
 
-# Events of a control lie after its claim: older partitions are not probed. An event that a wrong clock of the provider
-# put there is missed, and the control counts as unheard: the careful side.
+# Events of a control lie between its claim and now: other partitions are not probed. An event that a wrong clock of the
+# provider put there is missed, and the control counts as unheard: the careful side.
 HEARD: Final = """
-SELECT asked.feed, asked.wire_key, date_part('epoch', min(e.received_at)) AS at
-FROM unnest($1::text[], $2::text[]) AS asked(feed, wire_key)
+SELECT asked.n, date_part('epoch', min(e.received_at)) AS at
+FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked(feed, wire_key, n)
 JOIN feed_event e ON e.wire_key = asked.wire_key AND e.feed = asked.feed
 WHERE e.received_at <= $4
-  AND (e.partition_at >= to_timestamp($3) - interval '1 day' OR e.partition_at = '1970-01-01 00:00:00+00')
-GROUP BY 1, 2
+  AND (e.partition_at BETWEEN to_timestamp($3) - interval '1 day' AND $4 + interval '1 day'
+       OR e.partition_at = '1970-01-01 00:00:00+00')
+GROUP BY asked.n
 """
 
 
@@ -163,20 +164,25 @@ async def _hear(
     found: Sequence[Sides],
     histories: dict[str, FeedHistory],
     now: datetime,
-) -> None:
+) -> list[AgedSides]:
     """Ask when feeds first spoke of controls, where that isn't known yet: it never changes."""
-    for history in histories.values():
-        if len(history.heard) > MOST_HEARD:
-            history.heard.clear()
+    heard = {feed: history.recall(MOST_HEARD) for feed, history in histories.items()}
     asked: set[tuple[str, str]] = set()
     for bucket, sides in zip(own, found, strict=True):
-        feed, heard = bucket.stratum.feed, histories[bucket.stratum.feed].heard
-        asked.update((feed, key) for side in sides for key, _ in side if key not in heard)
+        known = heard[bucket.stratum.feed]
+        asked.update((bucket.stratum.feed, key) for side in sides for key, _ in side if key not in known)
     sends = sorted(asked)
     columns = [feed for feed, _ in sends], [key for _, key in sends]
     earliest = min((bucket.oldest for bucket in own), default=0.0) - FAR
-    for feed, key, at in await connection.fetch(HEARD, *columns, earliest, now):
-        histories[feed].heard[key] = at
+    for n, at in await connection.fetch(HEARD, *columns, earliest, now):
+        feed, key = sends[n - 1]
+        heard[feed][key] = at
+    at = now.timestamp()
+    return [
+        (_aged(before, known, at), _aged(after, known, at))
+        for bucket, (before, after) in zip(own, found, strict=True)
+        for known in (heard[bucket.stratum.feed],)
+    ]
 
 
 # When the sends of half a crowd of each size begin and end, and how many sends there are on each side, at most half of

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -83,7 +82,7 @@ async def release(
             [d.verdict.next_check_at for d in now],
             [d.verdict.retry_until for d in now],
             [d.verdict.risk for d in now],
-            [json.dumps(d.witnesses) for d in now],
+            [d.witnesses_text for d in now],
             [d.inputs for d in now],
             [d.may_failover for d in now],
         ]
@@ -111,10 +110,12 @@ def _allowed(
 
 
 # The verdicts are the places taken; who resumes a feed grants it new ones. A release was wrong if its send was accepted
-# after all. (A volatile time would use no index.)
+# after all. Claims and proved releases are counted no further than the wanted ones need, or what each page costs would
+# grow with the feed. (A volatile time would use no index.)
 USAGE: Final = """
 SELECT f.feed, hour.n AS last_hour, claims.n AS claims, hour.unproved, awaited.proved
-FROM unnest($1::text[], $2::bigint[], $3::interval[]) AS f(feed, most, awaited)
+FROM unnest($1::text[], $2::bigint[], $3::float8[], $4::float8[], $5::interval[])
+    AS f(feed, wanted, share, canary, awaited)
 CROSS JOIN LATERAL (
     SELECT greatest(statement_timestamp() - interval '1 hour',
                     max(resumed_at) FILTER (WHERE resumed_at <= statement_timestamp())) AS since
@@ -128,8 +129,13 @@ CROSS JOIN LATERAL (
       AND decided_at > statement_timestamp() - greatest(f.awaited, interval '1 hour')
 ) AS hour
 CROSS JOIN LATERAL (
+    SELECT CASE WHEN f.share > 0 THEN least(ceil((hour.n + f.wanted) / f.share) + 1, 1e7) ELSE 0 END::bigint AS claims,
+           CASE WHEN f.canary < 1 THEN least(ceil(f.canary * (hour.unproved + f.wanted)), 1000) ELSE 0 END::bigint
+               AS proved
+) AS needed
+CROSS JOIN LATERAL (
     SELECT count(*) AS n FROM (SELECT FROM send_log WHERE feed = f.feed
-        AND claimed_at > statement_timestamp() - interval '1 hour' LIMIT f.most) AS c
+        AND claimed_at > statement_timestamp() - interval '1 hour' LIMIT needed.claims) AS c
 ) AS claims
 CROSS JOIN LATERAL (
     SELECT coalesce(min(n) FILTER (WHERE wrong) - 1, count(*)) AS proved
@@ -141,7 +147,7 @@ CROSS JOIN LATERAL (
               WHERE feed = f.feed AND action = 'released' AND reason IN ('absent', 'looked_up', 'gave_up')
                 AND decided_at > statement_timestamp() - interval '1 day'
                 AND decided_at <= statement_timestamp() - f.awaited
-              ORDER BY decided_at DESC LIMIT 1000) AS v
+              ORDER BY decided_at DESC LIMIT needed.proved) AS v
         JOIN send_log s USING (wire_key)
     ) AS earlier
 ) AS awaited
@@ -156,8 +162,8 @@ async def _allowances(
     feeds = sorted(wanted)
     limits = {feed: limit_for(feed) for feed in feeds}
     await lock_feeds(connection, feeds)
-    most, awaited = [limits[f].claims_that_count for f in feeds], [limits[f].awaited for f in feeds]
+    columns = [(wanted[feed], limits[feed].share, limits[feed].canary, limits[feed].awaited) for feed in feeds]
     found = {}
-    for feed, *used in await connection.fetch(USAGE, feeds, most, awaited):
+    for feed, *used in await connection.fetch(USAGE, feeds, *map(list, zip(*columns, strict=True))):
         found[feed] = allowance(limits[feed], Usage(*used), wanted[feed])
     return found

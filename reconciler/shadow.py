@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
@@ -51,7 +50,7 @@ async def note_shadow(
         [d.verdict.source for d in decided],
         [_next_look(d, decided_at) for d in decided],
         [d.verdict.risk for d in decided],
-        [json.dumps(d.witnesses) for d in decided],
+        [d.witnesses_text for d in decided],
         [d.inputs for d in decided],
     ]
     return counted(await connection.fetch(SHADOW, *columns, pass_id, who))

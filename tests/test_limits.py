@@ -94,12 +94,6 @@ def test_how_many_of_the_wanted_releases_are_allowed(
     assert allowance(limit, usage, wanted) == allowed
 
 
-def test_claims_are_counted_as_far_as_they_change_the_budget() -> None:
-    assert LIMIT.claims_that_count == 5000
-    assert replace(LIMIT, share=0.3).claims_that_count == 3334
-    assert replace(LIMIT, share=0.0).claims_that_count == 0
-
-
 def test_what_is_not_released_now_is_looked_at_again_in_a_minute() -> None:
     now = datetime(2026, 11, 30, tzinfo=UTC)
     wanted = Verdict(Action.RELEASED, "absent", next_check_at=now + 5 * MINUTE, risk=0.004)
