@@ -73,13 +73,13 @@ class OneInsertEach:
 async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
     """Compare the receiver with both limits for Mailgun, and with the empty handler for the other providers."""
     calm_collector()  # for both sides alike, as the daemon does
+    posts, rounds = scale.of(POSTS_OF_OTHERS), min(3, scale.rounds)
     with tempfile.TemporaryDirectory() as folder:
         bench = _Posts(embedded, Path(folder))
         results: list[Result] = [
             await bench.against_empty(MAIN, scale.of(POSTS), scale.rounds, 0.5),
-            await bench.against_single_inserts(scale.of(POSTS_OF_OTHERS), min(3, scale.rounds)),
+            await bench.against_single_inserts(posts, rounds),
         ]
-        posts, rounds = scale.of(POSTS_OF_OTHERS), min(3, scale.rounds)
         others = [provider for provider in PROVIDERS if provider != MAIN]
         return results + [await bench.against_empty(provider, posts, rounds, None) for provider in others]
 

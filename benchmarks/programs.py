@@ -48,7 +48,8 @@ async def daemon(folder: Path, dsn: str, settings: str, *arguments: str, workers
     """Run `reconciler serve` on a database, on a free port."""
     config = folder / "reconciler.toml"
     port = 0 if workers == 1 else free_ports(workers + 1)
-    config.write_text(f'[receiver]\nport = {port}\n[log]\nformat = "json"\n{settings}\n')
+    database = f"[database]\ndata_dir = {json.dumps(str(folder))}"
+    config.write_text(f'{database}\n[receiver]\nport = {port}\n[log]\nformat = "json"\n{settings}\n')
     command = [sys.executable, "-m", "reconciler", "--config", str(config), "serve", *arguments]
     if workers > 1:
         command += ["--workers", str(workers)]
@@ -132,8 +133,8 @@ class Load:
             raise SystemExit(f"{module} did not start")
         return cls(process)
 
-    async def run(self) -> dict[str, Any]:
-        """Let it go, and return what it tells in the end."""
+    async def run(self) -> Any:
+        """Let it go, and return what it tells in the end: JSON."""
         try:
             said, _ = await self._process.communicate(b"go\n")
         finally:
@@ -141,5 +142,4 @@ class Load:
                 self._process.kill()
         if not said:
             raise SystemExit("the load generator ended without a word")
-        told: dict[str, Any] = json.loads(said)
-        return told
+        return json.loads(said)

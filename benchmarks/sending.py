@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
-import sys
 import time
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
@@ -19,7 +16,7 @@ from typing import Any, Final
 import asyncpg
 from aiohttp import web
 
-from benchmarks.programs import daemon
+from benchmarks.programs import Load, daemon
 from benchmarks.stand import Comparison, Figure, Result, Scale, compare, connected
 from reconciler import guard, migrate
 from reconciler.postgres import EmbeddedPostgres
@@ -129,34 +126,11 @@ def _median(name: str, found: list[float], wanted: float | None = None) -> Figur
 
 async def _round(places: Mapping[str, str], esp: str, key: str) -> list[list[Any]]:
     """Return what each caller waited for, what of it the provider did not take, and his outcome."""
-    processes = await asyncio.gather(*(_start(way, places[way], esp, key) for way in PROCESSES))
-    for process in processes:
-        _stdin(process).write(b"\n")
-    told = await asyncio.gather(*(_stdout(process).readline() for process in processes))
-    await asyncio.gather(*(process.wait() for process in processes))
-    return [one for line in told for one in json.loads(line)]
-
-
-async def _start(way: str, where: str, esp: str, key: str) -> Process:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.callers", way, where, esp, key, str(CALLERS)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
+    loads = await asyncio.gather(
+        *(Load.prepared("benchmarks.callers", way, places[way], esp, key, CALLERS) for way in PROCESSES)
     )
-    await _stdout(process).readline()
-    return process
-
-
-def _stdin(process: Process) -> asyncio.StreamWriter:
-    if process.stdin is None:
-        raise RuntimeError("no pipe")
-    return process.stdin
-
-
-def _stdout(process: Process) -> asyncio.StreamReader:
-    if process.stdout is None:
-        raise RuntimeError("no pipe")
-    return process.stdout
+    told = await asyncio.gather(*(load.run() for load in loads))
+    return [one for callers in told for one in callers]
 
 
 @asynccontextmanager

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from reconciler import restore
 from reconciler.ledger import Connection
@@ -79,6 +79,21 @@ async def pause(connection: Connection, feed: str, reason: str, who: str) -> Non
     await connection.execute(MEET_RELEASES)
 
 
+HOLDS: Final[tuple[Hold, ...]] = get_args(Hold)
+"""What a feed may be on hold for, as `status` calls it."""
+
+
+class UnseenHold(Exception):
+    """A hold came after whoever resumes had looked. Its text names it."""
+
+
+# The lock keeps further holds out until these are lifted.
+HELD: Final = """
+SELECT array_remove(ARRAY[CASE WHEN paused_at IS NOT NULL THEN 'paused' END,
+                          CASE WHEN breaker_at IS NOT NULL THEN 'breaker' END,
+                          CASE WHEN suspect_at IS NOT NULL THEN 'suspect' END], NULL)
+FROM feed_state WHERE feed = $1 FOR NO KEY UPDATE
+"""
 RESUME: Final = """
 UPDATE feed_state SET paused_at = NULL, breaker_at = NULL, suspect_at = NULL, reason = $2, who = $3,
     resumed_at = clock_timestamp(), updated_at = clock_timestamp()
@@ -86,13 +101,16 @@ WHERE feed = $1 AND num_nonnulls(paused_at, breaker_at, suspect_at) > 0
 """
 
 
-async def resume(connection: Connection, feed: str, reason: str, who: str) -> bool:
+async def resume(connection: Connection, feed: str, reason: str, who: str, seen: Collection[str] = HOLDS) -> bool:
     """Lift every hold of a feed (or ALL_FEEDS); returns False where there was none.
 
     Of a suspicion too: then the database is accepted as it is, and fences jump past all that were ever given out.
+    Raises UnseenHold, and lifts none, where there is one that is not among those `seen`.
     """
     await restore.keep_highest_fence(connection, feed)
     async with connection.transaction(isolation="read_committed"):
+        if unseen := set(await connection.fetchval(HELD, feed) or ()) - set(seen):
+            raise UnseenHold(" and ".join(sorted(unseen)))
         await restore.accept(connection, feed)
         return (await connection.execute(RESUME, feed, reason, who)) == "UPDATE 1"
 

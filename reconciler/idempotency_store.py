@@ -13,10 +13,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-import asyncpg
 from aiohttp import hdrs, web
 
 from reconciler.problem import Problem, retry_after
+from webhooks.writer import FAILURES
 
 HEADER: Final = "Idempotency-Key"
 ACQUIRE_SECONDS: Final = 10.0
@@ -34,8 +34,8 @@ KEPT_HEADERS: Final = (
     hdrs.ETAG,
 )
 """Headers of an answer that its repeats have, too, each as often as it was there."""
-AWAY: Final = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""How a database shows itself that is away, slow or unwilling (a TimeoutError is an OSError)."""
+AWAY: Final = FAILURES
+"""How a database shows itself that is away, slow or unwilling."""
 MOST_DELETED: Final = 1000
 
 

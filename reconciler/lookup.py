@@ -198,7 +198,7 @@ WIRE_KEY: Final = "SELECT wire_key($1)"
 NOTE_QUESTION: Final = "INSERT INTO look_up (wire_key, feed, who) VALUES ($1, $2, $3) RETURNING id, wire_key, asked_at"
 
 
-async def look_up_send(pool: asyncpg.Pool, feeds: Mapping[str, Feed], key: str, who: str = "lookup") -> LookedUp:
+async def look_up_send(pool: asyncpg.Pool, feeds: Mapping[str, Feed], key: str) -> LookedUp:
     """Ask the provider of a send's feed about it, and keep what it says as events. Raises UserError.
 
     A person's question is always asked; it counts in the feed's budget like the passes' ones.
@@ -212,7 +212,7 @@ async def look_up_send(pool: asyncpg.Pool, feeds: Mapping[str, Feed], key: str, 
             raise UserError(f"the send's feed {own.feed} is not configured: add [feeds.{own.feed}] to the settings")
         (control,) = await read_controls(connection, [own], feeds)
         namespace = await read_namespace(connection)
-        (row,) = await connection.fetch(NOTE_QUESTION, own.sought.wire_key, own.feed, who)
+        (row,) = await connection.fetch(NOTE_QUESTION, own.sought.wire_key, own.feed, "lookup")
     feed, asked = feeds[own.feed], Asked(*row)
     async with open_api() as api:
         found = await look_up(PROVIDERS[feed.provider], feed, api, own.sought, control, asked.asked_at, namespace)

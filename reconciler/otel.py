@@ -94,13 +94,13 @@ class Spans:
         trace = trace_number(wire_key)
         return trace if self._keeps(trace) else None
 
-    def any(self) -> int:
+    def new_trace(self) -> int:
         """Return a new trace, of nobody's send."""
         return random.getrandbits(128) or 1
 
-    def anew(self) -> int | None:
+    def new_trace_of_sample(self) -> int | None:
         """Return a new trace, of nobody's send; None where it isn't in the sample."""
-        trace = self.any()
+        trace = self.new_trace()
         return trace if self._keeps(trace) else None
 
     def _keeps(self, trace: int) -> bool:
@@ -197,8 +197,8 @@ def trace_sends(
     """Let this process's senders be traced, until its end or `close`.
 
     `ratio` is the share of sends in the sample: the same ones in every process that has the same ratio. With
-    `follow_callers` those are traced, too, that are claimed or submitted within a span that is sampled. `processor`,
-    where the application has one, gets the spans instead of `endpoint`.
+    `follow_callers` those are traced, too, that are claimed or submitted within a span that is sampled. `headers` are
+    what the collector wants to be shown. `processor`, where the application has one, gets the spans instead.
     """
     processor = processor or batches(endpoint, headers or {}, lambda _: None)
     spans = open_spans(processor, service_name=service_name, instance=None, ratio=ratio, follow_callers=follow_callers)

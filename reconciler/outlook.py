@@ -68,7 +68,7 @@ def outlooks(history: FeedHistory, rules: dict[str, Rules]) -> Iterator[Outlook]
             curve.heard_after(0.5),
             curve.late_after,
             curve.no_echo,
-            released_at(history, name, rules[name], rules[name].grace.total_seconds()),
+            released_at(history, name, rules[name], grace),
         )
 
 

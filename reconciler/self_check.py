@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from reconciler.figures import STATUS_READ
 from reconciler.metrics import DATABASE_SECONDS, FIGURES_READ, WORK_FAILED
-from webhooks import writer
 from webhooks.database import ACQUIRE_SECONDS
 from webhooks.metrics import ARCHIVE_DROPPED, COMMIT_SECONDS
+from webhooks.writer import FAILURES
 
 TELL_SECONDS: Final = 5.0
 """How often a process looks at itself."""
@@ -26,7 +26,7 @@ _MINUTE: Final = 60.0
 KEPT: Final = 20 * _MINUTE
 """Seconds of its figures that it remembers."""
 
-FAILURES: Final = 3
+MOST_FAILURES: Final = 3
 """More failures of one kind of work within a quarter of an hour, the newest within five minutes."""
 
 CODES: Final = ("archive_drops", "database_slow", "figures_old", "work_fails")
@@ -62,7 +62,7 @@ class SelfCheck:
     async def take_back(self, pool: Any) -> None:
         """Take back what was told, since the process ends: its successor has another name. Tried once."""
         if self._told:
-            with suppress(*writer.FAILURES):
+            with suppress(*FAILURES):
                 await pool.execute(TAKE_BACK, self._who, list(CODES), timeout=ACQUIRE_SECONDS)
 
     def _wrong(self) -> Iterator[tuple[str, str]]:
@@ -79,7 +79,7 @@ class SelfCheck:
         name = "reconciler_work_failed_total"
         for work in sorted(label for sample, label in self._looks[-1][1] if sample == name):
             failures = self._rise(name, 15 * _MINUTE, label=work)
-            if failures > FAILURES and self._rise(name, 5 * _MINUTE, label=work):
+            if failures > MOST_FAILURES and self._rise(name, 5 * _MINUTE, label=work):
                 yield work, failures
 
     def _is_slow(self, name: str, le: str, share: float) -> bool:

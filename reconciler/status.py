@@ -15,7 +15,7 @@ from reconciler.histories import Histories
 from reconciler.ledger import Connection
 from reconciler.outbox import OutboxStatus, read_outbox
 from reconciler.outlook import Outlook, outlooks
-from reconciler.reports import VANISHED_SINCE, Vanished, old_enough, vanished_sends
+from reconciler.reports import VANISHED_SINCE, Vanished, database_clock, old_enough, vanished_sends
 from reconciler.retention_look import RetentionStatus, read_retention
 from reconciler.settings import Settings
 from webhooks.database import is_behind_pooler
@@ -194,12 +194,11 @@ HEARTBEAT: Final = "SELECT heartbeat_at FROM feed_state WHERE feed = '*' AND sus
 HASHED_RECIPIENTS: Final = """
 SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'send_log'::regclass AND tgname = 'without_addresses')
 """
-DATABASE_CLOCK: Final = "SELECT clock_timestamp()"
 
 
 async def _clock_skew(connection: Connection, host_clock: Callable[[], datetime]) -> tuple[timedelta, datetime]:
     before = host_clock()
-    now: datetime = await connection.fetchval(DATABASE_CLOCK)
+    now = await database_clock(connection)
     after = host_clock()
     return now - (before + (after - before) / 2), now
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -23,6 +22,7 @@ from webhooks.event import Event
 from webhooks.inbox import Inbox
 from webhooks.quiet import Quiet
 from webhooks.receiver import Watch
+from webhooks.signature import credential_headers
 from webhooks.watched import Answered, Heard, WatchedInbox, watched
 
 if TYPE_CHECKING:
@@ -80,7 +80,10 @@ def _open(settings: TracingSettings, instance: str) -> Spans:
     log = logging.getLogger(otel.EXPORTER_LOG)
     log.handlers = [_InOurWords()]
     log.propagate = False
-    processor = otel.batches(settings.endpoint, dict(map(_header, settings.secrets)), metrics.SPANS_LOST.inc)
+    headers: dict[str, str] = {}
+    for secret in settings.secrets:
+        headers |= credential_headers((secret,))[0]
+    processor = otel.batches(settings.endpoint, headers, metrics.SPANS_LOST.inc)
     spans = otel.open_spans(
         processor,
         service_name=settings.service_name,
@@ -90,18 +93,6 @@ def _open(settings: TracingSettings, instance: str) -> Spans:
     )
     RECORDERS.append(spans)
     return spans
-
-
-def _header(secret: str) -> tuple[str, str]:
-    """Return the header that a secret of the settings stands for."""
-    scheme, _, rest = secret.partition(":")
-    match scheme:
-        case "bearer":
-            return "Authorization", f"Bearer {rest}"
-        case "basic":
-            return "Authorization", f"Basic {base64.b64encode(rest.encode()).decode()}"
-    name, _, value = rest.partition("=")
-    return name, value
 
 
 class _InOurWords(logging.Handler):
@@ -130,7 +121,11 @@ def _tell(spans: Spans, answered: Answered | None, heard: Heard) -> None:
     if not traces and keys != {None}:
         return
     single = len(keys) == 1 and not unkeyed
-    own = next(iter(traces.values())) if single else spans.any() if traces else spans.anew()
+    own: int | None
+    if single:
+        (own,) = traces.values()
+    else:
+        own = spans.new_trace() if traces else spans.new_trace_of_sample()
     posted = _posted(spans, own, answered, heard, len(keys) - unkeyed) if answered and own else None
     parent, links = (posted, ()) if single else (None, (posted,) if posted else ())
     by_key: dict[str | None, list[Event]] = {}
@@ -196,7 +191,7 @@ async def _trace_pass(spans: Spans, pool: BoundedPool, who: str) -> None:
         return
     attributes = {"reconciler.pass": this["id"], "reconciler.verdicts": len(verdicts)}
     times = _ns(this["started_at"]), _ns(this["ended_at"] or verdicts[-1]["decided_at"])
-    passed = spans.add("pass", spans.any(), times, attributes)
+    passed = spans.add("pass", spans.new_trace(), times, attributes)
     for verdict in verdicts:
         if (trace := spans.of_send(verdict["wire_key"])) is not None:
             times, name = (times[0], _ns(verdict["decided_at"])), f"verdict {verdict['action']}"

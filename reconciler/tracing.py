@@ -167,8 +167,9 @@ def key_of(wire_key: str) -> dict[str, str]:
 
 def reason_of(outcome: str, reason: str | None) -> dict[str, str]:
     """Return why a claim was refused, in a word of the code: of what has failed it may be a sender's own words."""
-    is_ours = outcome != "failed" and reason is not None and _WORD.fullmatch(reason)
-    return {"reconciler.reason": reason} if is_ours and reason else {}
+    if outcome == "failed" or reason is None or not _WORD.fullmatch(reason):
+        return {}
+    return {"reconciler.reason": reason}
 
 
 def begin() -> int:

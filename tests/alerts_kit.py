@@ -41,6 +41,8 @@ SETTINGS = Settings.model_validate({"feeds": {"mg": {"provider": "mailgun", "sec
 BEFORE, RISE, LAST = 70, 20, 150
 """Minutes: so long nothing happens, counters then rise so long, and until then all stays as it was scraped."""
 
+EARLIER = "UPDATE feed_delivery SET minute = minute - $1::interval, last_at = last_at - $1::interval"
+
 Scrape = dict[str, float]
 """Values by series. Times are counted from the scrape."""
 

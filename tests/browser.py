@@ -142,6 +142,13 @@ class Tab:
         await self.ask("Page.navigate", url=url)
         await self._load()
 
+    async def back(self) -> None:
+        """Go back in the history, to a page that is loaded again."""
+        history = await self.ask("Page.getNavigationHistory")
+        self._loaded.clear()
+        await self.ask("Page.navigateToHistoryEntry", entryId=history["entries"][history["currentIndex"] - 1]["id"])
+        await self._load()
+
     async def _load(self) -> None:
         async with asyncio.timeout(LIMIT):
             await self._loaded.wait()
@@ -186,6 +193,11 @@ class Tab:
         """Return by how many pixels the page is wider than its window."""
         metrics = await self.ask("Page.getLayoutMetrics")
         return int(metrics["cssContentSize"]["width"] - metrics["cssLayoutViewport"]["clientWidth"])
+
+    async def boxes(self, selector: str) -> list[tuple[float, float, float]]:
+        """Return of all that a CSS selector finds the right edge, the width and the height."""
+        models = [(await self.ask("DOM.getBoxModel", nodeId=node))["model"] for node in await self.nodes(selector)]
+        return [(max(model["border"][::2]), model["width"], model["height"]) for model in models]
 
     async def accessible(self) -> list[tuple[str, str, bool]]:
         """Return what a screen reader is told: role, name, and whether it has the keyboard's focus."""

@@ -18,7 +18,6 @@ import asyncpg
 from kit import FEED, RULES, event, reconcile, unlimited
 
 from reconciler.campaign_load import Loaded, Plan, load
-from reconciler.policy import Rules
 from webhooks.registry import PROVIDERS
 
 ROOT = Path(__file__).parent.parent
@@ -73,12 +72,12 @@ WHERE state = 'claimed'
 CLAIMED = "SELECT wire_key FROM send_log WHERE state = 'claimed'"
 
 
-async def decide_claimed(db: asyncpg.Pool, taken: Any, rules: Rules = RELEASES) -> tuple[int, int]:
+async def decide_claimed(db: asyncpg.Pool, taken: Any) -> tuple[int, int]:
     """Let an hour pass and the provider speak of what it took of the claimed sends; returns how many it did and not."""
     claimed = [row["wire_key"] for row in await db.fetch(CLAIMED)]
     spoken_of = [key for key in claimed if key in taken]
     for key in spoken_of:
         await event(db, key, message_id=f"late-{key}")
     await db.execute(MAKE_ALL_OLDER, timedelta(hours=1))
-    await reconcile(db, rules, limit=unlimited(FEED))
+    await reconcile(db, RELEASES, limit=unlimited(FEED))
     return len(spoken_of), len(claimed) - len(spoken_of)

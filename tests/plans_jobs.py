@@ -249,7 +249,10 @@ async def list_for_people(c: asyncpg.Connection, _now: datetime) -> None:
     second = await claims.read_claims(c, claims.Wanted(), first.then, 50)
     assert {one.wire_key for one in first.sends} & {one.wire_key for one in second.sends} == set()
     assert len((await claims.read_claims(c, claims.Wanted("held"), first.then, 50)).sends) == 50
-    assert await actions.decide(c, actions.Wish("fail", "why", "ada"), actions.Seen(first.sends[0].wire_key, 99))
+    assert await actions.decide(
+        c, actions.Wish("fail", "why", "ada"), actions.Seen(first.sends[0].wire_key, 99, "claimed")
+    )
+    assert await claims.wire_key_of(c, first.sends[0].wire_key) == first.sends[0].wire_key
     failed = await claims.read_claims(c, claims.Wanted("failed"), None, 50)
     assert len((await claims.read_claims(c, claims.Wanted("failed"), failed.then, 50)).sends) == 50
 

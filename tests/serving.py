@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -34,6 +35,13 @@ def sample(feed: str, kind: str, wire_key: str) -> Delivery:
     """Return a signed delivery; each call is one more event."""
     configured = FEEDS[feed]
     return PROVIDERS[configured.provider].sample(kind, wire_key, configured, datetime.now(UTC))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 async def until(condition: Callable[[], Awaitable[object]], what: str, seconds: float = LIMIT) -> Any:
@@ -137,6 +145,7 @@ def environment(config: Path, **settings: str) -> dict[str, str]:
         "RECONCILER_LOG__FORMAT": "json",
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
+        "XDG_DATA_HOME": str(config.parent),  # a heartbeat that stays would make other tests' databases suspect
         **settings,
     }
 

@@ -67,7 +67,6 @@ class Table(NamedTuple):
 
     name: str
     section: type[BaseModel]
-    title: str
 
 
 def tables() -> Iterator[Table]:
@@ -75,10 +74,10 @@ def tables() -> Iterator[Table]:
     for name, field in Settings.model_fields.items():
         section = (get_args(field.annotation) or (field.annotation,))[-1]
         place = f"{name}.NAME" if get_args(field.annotation) else name
-        yield Table(place, section, f"[{place}]")
+        yield Table(place, section)
         for inner, own in section.model_fields.items():
             if named := [arg for arg in get_args(own.annotation) if _is_table(arg)]:
-                yield Table(f"{place}.{inner}.NAME", named[0], f"[{place}.{inner}.NAME]")
+                yield Table(f"{place}.{inner}.NAME", named[0])
 
 
 def _is_table(kind: object) -> bool:
@@ -198,7 +197,7 @@ def reference() -> str:
         about = " ".join((table.section.__doc__ or "").split())
         lines = "".join(rows(table))
         head = "| setting | type | default | meaning | environment |\n|---|---|---|---|---|\n" if lines else ""
-        parts.append(f"## `{table.title}`\n\n{about}\n\n{_places(table)}{head}{lines}\n")
+        parts.append(f"## `[{table.name}]`\n\n{about}\n\n{_places(table)}{head}{lines}\n")
     return "".join(parts)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from alerts_kit import BEFORE, Scraped, Watched, scraped, value, watching
+from alerts_kit import BEFORE, EARLIER, Scraped, Watched, scraped, value, watching
 from aws_server import REGION
 from kit import old_claim, until_it_waits
 from program import Program
@@ -34,9 +34,6 @@ async def watched(
 ) -> AsyncIterator[Watched]:
     async with watching(dsn, db, aiohttp_client, tmp_path, program) as found:
         yield found
-
-
-EARLIER = "UPDATE feed_delivery SET minute = minute - $1::interval, last_at = last_at - $1::interval"
 
 
 async def test_passes_that_end_no_more(watched: Watched) -> None:
@@ -161,8 +158,10 @@ async def test_a_process_that_ends_takes_back_what_it_told(watched: Watched) -> 
 async def test_a_process_that_ends_without_its_database_takes_nothing_back_and_ends(
     watched: Watched, pg: EmbeddedPostgres
 ) -> None:
+    await watched.db.execute("INSERT INTO finding (code, host, text) VALUES ('work_fails', 'host:1', 'x')")
     async with away(watched, pg):
         await SelfCheck("host:1", reconciles=True).take_back(watched.db)
+    assert await watched.db.fetchval("SELECT array_agg(host) FROM finding") == ["host:1"]
 
 
 async def test_a_server_whose_archive_is_full_and_which_is_killed_then(

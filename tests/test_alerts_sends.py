@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from alerts_kit import BEFORE, SECRET, SETTINGS, Watched, scraped, value, watching
+from alerts_kit import BEFORE, EARLIER, SECRET, SETTINGS, Watched, scraped, value, watching
 from kit import (
     call,
     claim,
@@ -30,7 +30,6 @@ from reconciler.figures import read_standing
 from reconciler.restore import Heart
 from reconciler.watch import watch
 
-EARLIER = "UPDATE feed_delivery SET minute = minute - $1::interval, last_at = last_at - $1::interval"
 OLD_SECRET = "key-of-before-the-rotation"
 
 

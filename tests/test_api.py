@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 
 from webhooks import api as apis
 from webhooks.api import HttpApi, open_session
-from webhooks.asking import MAX_PAGES, ApiError, Pages, Reply, items
+from webhooks.asking import MAX_PAGES, ApiError, ApiReply, Pages, items
 
 NOW = datetime(2026, 11, 2, 9, 0, tzinfo=UTC)
 Handler = Callable[[web.Request], web.StreamResponse]
@@ -42,7 +42,7 @@ def in_turn(*answers: web.StreamResponse) -> Handler:
 
 async def test_an_answer_is_its_status_and_its_json() -> None:
     async with serving(lambda _: web.json_response({"a": 2**60})) as (url, api, _):
-        assert await api.call("GET", url) == Reply(200, {"a": 2**60})
+        assert await api.call("GET", url) == ApiReply(200, {"a": 2**60})
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -110,7 +110,7 @@ async def test_a_refusal_names_its_reason_and_never_the_address_or_the_key(statu
 
 async def test_an_expected_status_is_an_answer() -> None:
     async with serving(lambda _: web.json_response({"code": "NotFound"}, status=404)) as (url, api, _):
-        assert await api.call("GET", url, expect=(404,)) == Reply(404, {"code": "NotFound"})
+        assert await api.call("GET", url, expect=(404,)) == ApiReply(404, {"code": "NotFound"})
 
 
 @pytest.mark.parametrize("text", ["<html>", '{"a": ', "\x00"])

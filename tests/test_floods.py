@@ -29,9 +29,9 @@ def fresh() -> bytes:
     return b'[{"id": "%d"}]' % next(_numbers)
 
 
-async def honest(app: Running, feed: str = PLAIN.name) -> Answer:
+async def honest(app: Running) -> Answer:
     body = fresh()
-    return await app.post(feed, body, signed(body))
+    return await app.post(PLAIN.name, body, signed(body))
 
 
 async def forged(app: Running) -> Answer:

@@ -95,11 +95,12 @@ def test_compose_runs_commands_that_there_are(name):
 
 def test_compose_gives_the_program_settings_that_it_takes():
     service = COMPOSE["services"]["reconciler"]
-    (url,) = service["environment"].values()
-    environ = {"RECONCILER_DATABASE__URL": re.sub(r"\$\{POSTGRES_PASSWORD[^}]*\}", "word", url)}
+    url = service["environment"]["RECONCILER_DATABASE__URL"]
+    environ = {name: re.sub(r"\$\{\w+:\?[^}]+\}", "word", text) for name, text in service["environment"].items()}
     file, inside, _ = service["volumes"][0].split(":")
     assert inside == variables()["RECONCILER_CONFIG"]
     settings = load_settings(ROOT / file, environ, PROVIDERS)
+    assert [feed.secrets for feed in settings.feeds.values()] == [("word",)]  # nobody runs it with a secret of ours
     assert settings.database.url == "postgresql://reconciler:word@database/mail"
     assert settings.warnings() == []
     assert service["ports"] == [f"127.0.0.1:{settings.receiver.port}:{settings.receiver.port}"]

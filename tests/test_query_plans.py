@@ -117,6 +117,7 @@ HOLDS: Final = {
     "cli.root.SENDS_NAME_FEED": Hold(WATCHED, "send_log_due"),
     "ui.claims.UNDECIDED": Hold(PAGE, "send_log_due"),
     "ui.claims.FAILED": Hold(200, "send_log_failed"),
+    "ui.claims.OF_A_SEND": Hold(1, "send_log_pkey"),
     "ui.actions.SEEN": Hold(1, "send_log_pkey"),
     "why.ROW": Hold(5, "send_log_pkey send_log_campaign"),
     "why.EVENTS": Hold(10, "provider_event_pkey"),

@@ -17,8 +17,6 @@ from snippets import ROOT, block
 
 from reconciler.breakable.esp import Esp, esp
 
-URL_IN_RECIPES = "https://api.mailgun.net/v3/mg.example.com/messages"
-
 
 @pytest.fixture
 async def provider() -> AsyncIterator[Esp]:

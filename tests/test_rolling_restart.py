@@ -13,10 +13,10 @@ from pathlib import Path
 import aiohttp
 import asyncpg
 import pytest
-from chaos.processes import PATIENCE, free_port
+from chaos.processes import PATIENCE
 from program import Program
 from rolling_kit import Balancer, Load
-from serving import FEEDS, LIMIT, Server, start, until, write_config
+from serving import FEEDS, LIMIT, Server, free_port, start, until, write_config
 from test_roles import API, TOKEN, Dsns, complaints, made, role_of
 
 from reconciler.grants import grant

@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import asyncpg
 import pytest
-from serving import LIMIT, Server, sample, serving, start, until, write_config
+from serving import LIMIT, Server, free_port, sample, serving, start, until, write_config
 
 from reconciler.migrate import migrate
 from reconciler.postgres import EmbeddedPostgres
@@ -26,14 +26,6 @@ from webhooks.event import wire_key
 def config(tmp_path: Path) -> Iterator[Path]:
     yield write_config(tmp_path)
     EmbeddedPostgres(tmp_path / "pg").stop()  # a killed process of a failed test left it running
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.asynccontextmanager
@@ -93,24 +85,24 @@ async def test_an_event_settles_its_claim_at_once_and_a_stop_leaves_everything_c
     assert (kinds, stored) == (["delivered", "queued"], 2)
 
 
-async def test_a_port_in_use_ends_it_with_one_line(config: Path, free_port: int) -> None:
+async def test_a_port_in_use_ends_it_with_one_line(config: Path) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", free_port))
+        taken.bind(("127.0.0.1", 0))
         taken.listen()
+        port = taken.getsockname()[1]
         async with aiohttp.ClientSession() as session:
-            server = await start(config, session, RECONCILER_RECEIVER__PORT=str(free_port))
+            server = await start(config, session, RECONCILER_RECEIVER__PORT=str(port))
             status, errors = await exit_of(server)
     assert status == 1
-    assert errors == [
-        f"reconciler: port {free_port} on 127.0.0.1 is in use: stop the other program, or set receiver.port"
-    ]
+    assert errors == [f"reconciler: port {port} on 127.0.0.1 is in use: stop the other program, or set receiver.port"]
 
 
-async def test_whoever_is_answered_at_start_is_not_turned_away(config: Path, dsn: str, free_port: int) -> None:
+async def test_whoever_is_answered_at_start_is_not_turned_away(config: Path, dsn: str) -> None:
     """So a balancer that tries another one where a connection is refused turns nobody away in a rolling restart."""
+    port = free_port()
     async with aiohttp.ClientSession() as session:
-        server = await start(config, session, RECONCILER_DATABASE__URL=dsn, RECONCILER_RECEIVER__PORT=str(free_port))
-        server.url = f"http://127.0.0.1:{free_port}"
+        server = await start(config, session, RECONCILER_DATABASE__URL=dsn, RECONCILER_RECEIVER__PORT=str(port))
+        server.url = f"http://127.0.0.1:{port}"
 
         async def first_answer() -> int:
             return await server.status("/readyz")

@@ -68,8 +68,8 @@ async def test_a_spool_that_can_t_be_made_ends_serve_with_one_line(dsn: str, tmp
     assert server.errors == ["reconciler: archive.spool can't be used (Not a directory): set it to a folder of ours"]
 
 
-async def finding_of(db: asyncpg.Pool, feed: str = "mg") -> str | None:
-    return await db.fetchval("SELECT endpoint_finding FROM feed_state WHERE feed = $1", feed)
+async def finding_of(db: asyncpg.Pool) -> str | None:
+    return await db.fetchval("SELECT endpoint_finding FROM feed_state WHERE feed = 'mg'")
 
 
 async def let_a_day_pass(db: asyncpg.Pool, hours: int = 24) -> None:

@@ -45,8 +45,8 @@ async def shadow_pass(
     return await run_pass(db, shadow, who="test")
 
 
-async def live_pass(db: asyncpg.Pool, rules: Rules = RULES, key_window: timedelta | None = None) -> Report:
-    return await run_pass(db, policies(rules, key_window), who="test")
+async def live_pass(db: asyncpg.Pool, key_window: timedelta | None = None) -> Report:
+    return await run_pass(db, policies(RULES, key_window), who="test")
 
 
 async def foreseen(db: asyncpg.Pool, key: str = KEY) -> list[str]:

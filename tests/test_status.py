@@ -321,8 +321,8 @@ async def test_a_pooler_without_a_direct_url_needs_a_person(db: asyncpg.Pool) ->
 # What silence is worth
 
 
-async def about_silence(db: asyncpg.Pool, settings: Settings = SETTINGS) -> list[tuple[str, str, bool]]:
-    found = judge(await status(db, settings), settings)
+async def about_silence(db: asyncpg.Pool) -> list[tuple[str, str, bool]]:
+    found = judge(await status(db), SETTINGS)
     return [
         (f.code, f.text, f.needs_person) for f in found if f.code in ("few_controls", "no_echo", "coverage", "grace")
     ]

@@ -333,9 +333,6 @@ async def test_the_senders_own_trace_is_linked_with_and_nothing_else_of_it_is_to
 async def test_threads_and_many_at_once_are_noted_likewise(
     dsn: str, db: asyncpg.Pool, collector: Collector, sender: otel.Spans
 ) -> None:
-    async def submit_many(claims: Any) -> list[str]:
-        return [f"m-{n}" for n, _ in enumerate(claims)]
-
     def in_threads() -> None:
         with psycopg.connect(dsn, autocommit=True) as connection:
             assert guard_sync.send_once(connection, "thread-1", "mg", lambda _: "m-1").outcome == "sent"

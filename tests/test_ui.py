@@ -120,6 +120,17 @@ async def test_a_refusal_is_shown_in_its_own_words_and_the_reason_is_still_there
     assert await state(db, KEY) == "claimed"
 
 
+async def test_times_are_utc_wherever_the_database_stands(dsn):
+    there = {"timezone": "Asia/Kolkata", "datestyle": "German"}
+    async with asyncpg.create_pool(dsn, min_size=1, server_settings=there) as abroad, page(abroad) as person:
+        await claim(abroad, KEY)
+        await person.sign_in(OPS)
+        form = (await send_page(person, abroad)).form("/ui/sends/.+")
+        refused = await person.send(form, verb="fail", reason="why")
+        until = (await row(abroad, KEY))["submit_by"]
+    assert f"its sender may still submit until {until:%Y-%m-%d %H:%M:%S}" in refused.text
+
+
 async def test_what_was_meant_for_one_attempt_never_decides_about_the_next(db, operator):
     await held(db)
     form = (await send_page(operator, db)).form("/ui/sends/.+")
@@ -131,12 +142,38 @@ async def test_what_was_meant_for_one_attempt_never_decides_about_the_next(db, o
     assert "attempt 2 has begun since you looked" in again.text
 
 
+@pytest.mark.parametrize("verb", ["release", "fail"])
+@pytest.mark.parametrize("meanwhile", ["release", "fail", "confirm"])
+async def test_of_two_who_look_at_one_send_the_second_does_not_undo_what_he_has_not_seen(db, operator, meanwhile, verb):
+    await held(db)
+    first = second = (await send_page(operator, db)).form("/ui/sends/.+")
+    listed = (await operator.get("/ui/sends?state=held")).form("/ui/sends")
+    await operator.send(first, verb=meanwhile, reason="ada's")
+    became = await state(db, KEY)
+    refused = await operator.send(second, verb=verb, reason="bob's")
+    assert (refused.status, f"{verb} refused: it is {became} since you looked: look again" in refused.text) == (
+        409,
+        True,
+    )
+    of_many = await operator.send(listed, send=[v for n, v in listed.choices if n == "send"], verb=verb, reason="bob's")
+    assert f"refused it is {became} since you looked: look again" in of_many.text
+    assert (await state(db, KEY), (await last_verdict(db))["note"]) == (became, "ada's")
+
+
+async def test_whoever_knows_that_it_was_sent_can_say_so_although_it_was_released_meanwhile(db, operator):
+    await held(db)
+    form = (await send_page(operator, db)).form("/ui/sends/.+")
+    await operator.send(form, verb="release", reason="ada's")
+    assert "It is sent." in (await operator.send(form, verb="confirm", reason="bob has it")).text
+    assert await state(db, KEY) == "sent"
+
+
 async def test_chosen_sends_are_decided_together_each_with_its_answer(db, operator):
     for number in range(3):
         await held(db, f"k-{number}")
     form = (await operator.get("/ui/sends?state=held")).form("/ui/sends")
     chosen = [value for name, value in form.choices if name == "send"]
-    assert chosen == ["k-0:1", "k-1:1", "k-2:1"]
+    assert chosen == ["k-0:1:claimed", "k-1:1:claimed", "k-2:1:claimed"]
     await event(db, "k-1", "accepted")
     done = await operator.send(form, send=chosen[:2], verb="release", reason="outage of 1 May")
     assert "1 released, 1 sent." in done.text
@@ -155,6 +192,18 @@ async def test_all_held_sends_of_a_filter_are_decided_and_no_others(db, operator
     assert [await state(db, f"k-{number}") for number in (1, 2, 3, 4)] == ["failed", "claimed", "claimed", "claimed"]
 
 
+@pytest.mark.parametrize("listed", ["failed", "released", "claimed", "pending", "capped"])
+async def test_a_filter_that_names_no_held_sends_decides_about_none(db, operator, listed):
+    await held(db, "held")
+    await operator.send((await send_page(operator, db, "held")).form("/ui/sends/.+"), verb="fail", reason="why")
+    await held(db, "k-1")
+    shown = await operator.get("/ui/sends?state=failed")
+    assert ("which", "all") not in shown.form("/ui/sends").choices
+    form = (await operator.get("/ui/sends")).form("/ui/sends")
+    refused = await operator.send(form, which="all", state=listed, verb="fail", reason="why")
+    assert (refused.status, await state(db, "k-1")) == (422, "claimed")
+
+
 async def test_feeds_are_paused_and_resumed_with_a_reason(db, operator):
     async def holds() -> dict[str, tuple[bool, str, str]]:
         rows = await db.fetch("SELECT feed, paused_at IS NOT NULL AS paused, reason, who FROM feed_state ORDER BY feed")
@@ -167,10 +216,46 @@ async def test_feeds_are_paused_and_resumed_with_a_reason(db, operator):
     await operator.send(form, feed="*", verb="pause", reason="all of it")
     assert await holds() == {"*": (True, "all of it", "ui:ops"), "mg": (True, "incident 17", "ui:ops")}
     for feed in ("mg", "*"):
-        assert "Resumed." in (await operator.send(form, feed=feed, verb="resume", reason="over")).text
+        given = {"feed": feed, "holds": "paused", "verb": "resume", "reason": "over"}
+        assert "Resumed." in (await operator.send(form, **given)).text
     assert {paused for paused, _, _ in (await holds()).values()} == {False}
     assert "Nothing was on hold there." in (await operator.send(form, feed="mg", verb="resume", reason="over")).text
     assert (await operator.send(form, feed="nobodys", verb="pause", reason="why")).status == 404
+
+
+@pytest.mark.parametrize("hold", ["breaker", "suspect"])
+async def test_a_hold_that_came_after_the_page_was_shown_is_not_lifted(db, operator, hold):
+    form = (await operator.get("/ui/feeds")).form("/ui/feeds")
+    paused = await operator.send(form, feed="mg", verb="pause", reason="incident 17")
+    form = next(form for form in paused.forms if ("feed", "mg") in form.fields)
+    await db.execute(f"UPDATE feed_state SET {hold}_at = clock_timestamp() WHERE feed = 'mg'")  # noqa: S608 - our own
+    refused = await operator.send(form, verb="resume", reason="incident 17 is over")
+    assert (refused.status, f"{hold} came since you looked" in refused.text) == (409, True)
+    assert await db.fetchval("SELECT paused_at IS NOT NULL FROM feed_state WHERE feed = 'mg'")
+    form = next(form for form in (await operator.get("/ui/feeds")).forms if ("feed", "mg") in form.fields)
+    assert "Resumed." in (await operator.send(form, verb="resume", reason="both are over")).text
+
+
+async def test_accepting_a_restored_database_may_take_longer_than_a_page(db, operator, monkeypatch):
+    form = (await operator.get("/ui/feeds")).form("/ui/feeds")
+    await operator.send(form, feed="*", verb="pause", reason="restored")
+    form = (await operator.get("/ui/feeds")).forms[1]
+    monkeypatch.setattr("reconciler.ui.data.SECONDS", 0.0)
+    done = await operator.post(form.action, form.filled(verb="resume", reason="it is right"), allow_redirects=False)
+    assert (done.status, (await operator.get("/ui/feeds")).status) == (303, 503)
+
+
+async def test_what_was_done_is_said_only_while_it_is_so(db, operator):
+    wire_key = (await held(db))["wire_key"]
+    for word in ("released", "sent", "failed", "paused"):
+        assert 'class="did"' not in (await operator.get(f"/ui/sends/{wire_key}?did={word}")).source
+    form = (await operator.get("/ui/feeds")).form("/ui/feeds")
+    for did in ("paused", "paused&feed=mg", "sent", "sent&feed=mg"):
+        assert 'class="did"' not in (await operator.get(f"/ui/feeds?did={did}")).source
+    paused = await operator.send(form, feed="mg", verb="pause", reason="incident 17")
+    assert "mg: Paused: nothing is released while it lasts." in paused.text
+    await operator.send(form, feed="mg", holds="paused", verb="resume", reason="over")
+    assert 'class="did"' not in (await operator.get(paused.url)).source
 
 
 @pytest.mark.parametrize(
@@ -183,6 +268,7 @@ async def test_feeds_are_paused_and_resumed_with_a_reason(db, operator):
         ({"attempt": "one"}, 422),
         pytest.param({"attempt": "1" * 9000}, 422, id="a long number"),
         ({"attempt": "7"}, 409),
+        ({"state": "odd"}, 422),
     ],
 )
 async def test_a_form_that_cannot_be_meant_changes_nothing(db, operator, given, status):
@@ -255,7 +341,10 @@ async def test_nobody_unknown_sees_anything_and_a_post_of_his_does_nothing(visit
     for path in ("/ui/", "/ui/sends", "/ui/sends/k-1", "/ui/feeds", "/ui/reports/unknown", "/ui/passes", "/ui/nothing"):
         shown = await visitor.get(path, allow_redirects=False)
         assert (shown.status, shown.headers["Location"].split("?")[0]) == (303, "/ui/sign-in")
-    assert (await visitor.post("/ui/feeds", {"verb": "pause"})).status == 403
+    with capture_logs() as logs:
+        for path in ("/ui/feeds", "/ui/nothing", "/ui/static/ui.css", "/ui/static/a/b", "/ui/sign-in/x"):
+            assert (await visitor.post(path, {"verb": "pause"})).status == 403
+    assert logs == []
 
 
 async def test_signing_in_leads_to_the_page_that_was_asked_for_and_out_again(visitor):
@@ -268,7 +357,13 @@ async def test_signing_in_leads_to_the_page_that_was_asked_for_and_out_again(vis
     assert len(visitor.client.session.cookie_jar) == 0
 
 
-@pytest.mark.parametrize("path", ["https://evil.example", "//evil.example", "/ui/\\evil", "/v1/sends", "/ui/\nx", ""])
+ELSEWHERE = (
+    *("https://evil.example", "//evil.example", "/ui/\\evil", "/v1/sends", "/ui/\nx", ""),
+    *("/ui/../v1/sends", "/ui/..//evil.example", "/ui/%2e%2E//evil.example", "/ui/sends/.%2e/../..?x", "/ui/..#x"),
+)
+
+
+@pytest.mark.parametrize("path", ELSEWHERE)
 async def test_signing_in_leads_nowhere_else(visitor, path):
     answer = await visitor.post("/ui/sign-in", {"token": OPS, "next": path}, allow_redirects=False)
     assert (answer.status, answer.headers["Location"]) == (303, "/ui/")
@@ -433,6 +528,48 @@ async def test_nothing_that_others_wrote_becomes_markup(db, operator):
     assert [index for index, text in enumerate(shown) if "&lt;script&gt;" not in text] == [6]  # passes name nothing
 
 
+INVISIBLE = "a\u202egpj.\u200bexe\x07"
+SEEN_AS = "a\\u202egpj.\\u200bexe\\x07"
+
+
+async def test_characters_that_would_hide_or_turn_text_around_are_shown_by_their_numbers(db, operator):
+    options = {"recipient": f"{INVISIBLE}@example.org", "message_class": INVISIBLE, "claimed_by": INVISIBLE}
+    await old_claim(db, INVISIBLE, cause=INVISIBLE, **options)
+    await event(db, INVISIBLE, "none", kind="unknown", message_id=INVISIBLE, reason=INVISIBLE)
+    await event(db, None, "accepted", message_id=f"nobodys {INVISIBLE}")
+    await reconcile(db)
+    form = (await operator.get("/ui/feeds")).form("/ui/feeds")
+    await operator.send(form, feed="mg", verb="pause", reason=INVISIBLE)
+    wire_key = (await row(db, INVISIBLE))["wire_key"]
+    for path in ("/ui/", "/ui/sends", f"/ui/sends/{wire_key}", "/ui/feeds", "/ui/reports/unknown"):
+        shown = await operator.get(path)
+        assert SEEN_AS in shown.text
+        assert [char for char in INVISIBLE if not char.isprintable() and char in shown.text] == []
+    listed = await operator.get("/ui/sends", params={"class": INVISIBLE})
+    assert ("class", INVISIBLE) in listed.form("/ui/sends").fields  # what forms send is what was asked for
+    assert SEEN_AS in listed.text
+
+
+@pytest.mark.parametrize(
+    ("key", "seen_as"), [(" ", r"\x20"), (" k-1", r"\x20k-1"), ("k-1 ", r"k-1\x20"), ("\u3000", r"\u3000")]
+)
+async def test_a_key_of_spaces_can_be_seen_clicked_and_found(db, operator, key, seen_as):
+    await claim(db, "k-1")
+    await claim(db, key)
+    wire_key = (await row(db, key))["wire_key"]
+    assert f'href="/ui/sends/{wire_key}"><code>{seen_as}</code>' in (await operator.get("/ui/sends")).source
+    found = await operator.send((await operator.get("/ui/")).forms[0], key=key)
+    assert (found.url, f"Send {seen_as} " in found.text) == (f"/ui/sends/{wire_key}", True)
+
+
+async def test_no_two_fields_of_a_page_have_the_same_id(db):
+    feeds = {name: settings().feeds["mg"] for name in ("all", "mg")}
+    async with page(db, settings(feeds=feeds)) as person:
+        shown = await person.sign_in(OPS, "/ui/feeds")
+    assert [name for name, n in Counter(re.findall(' id="([^"]*)"', shown.source)).items() if n > 1] == []
+    assert len(set(re.findall("<summary>.*</summary>", shown.source))) == 3  # of all feeds, and of the one named all
+
+
 async def test_a_recipient_is_shown_on_the_page_of_his_send_and_nowhere_else(db, operator):
     with capture_logs() as logs:
         found = await held(db, recipient="ada@example.org")
@@ -559,6 +696,8 @@ ODD_LINKS = (
     "sends?state=odd",
     "sends?after=odd",
     "sends?after=2026-01-01~k",
+    "sends?after=0001-01-01T00:00:00%2B23:59~k",
+    "sends?after=9999-12-31T23:59:59-23:59~k",
     "passes?before=odd",
     pytest.param("passes?before=" + "9" * 5000, id="a long number"),
 )
@@ -608,6 +747,14 @@ async def test_every_answer_keeps_foreign_code_out_and_pages_are_kept_nowhere(db
     assert (await operator.get("/ui/static/pages.py")).status == 404
 
 
+async def test_a_browser_keeps_a_static_file_only_under_the_address_of_what_it_was_given(operator):
+    """While two versions run behind a balancer a page of the new one may ask the old one for its style."""
+    address = re.findall(r"/ui/static/ui\.css\?v=\w+", (await operator.get("/ui/")).source)[0]
+    assert "immutable" in (await operator.get(address)).headers["Cache-Control"]
+    for other in ("/ui/static/ui.css?v=0123456789ab", "/ui/static/ui.css"):
+        assert (await operator.get(other)).headers["Cache-Control"] == "no-cache"
+
+
 async def test_without_a_database_a_page_says_so_and_nothing_is_known_of_what_was_asked():
     async with page(None) as person:
         shown = await person.sign_in(OPS)
@@ -616,6 +763,16 @@ async def test_without_a_database_a_page_says_so_and_nothing_is_known_of_what_wa
         given = {"form_token": form_token, "feed": "mg", "verb": "pause", "reason": "why"}
         asked = await person.post("/ui/feeds", given)
         assert (asked.status, "is not known: look before you repeat it" in asked.text) == (503, True)
+
+
+async def test_what_the_database_did_not_answer_is_not_called_refused(db, operator):
+    await held(db)
+    form = (await send_page(operator, db)).form("/ui/sends/.+")
+    async with db.acquire() as other, other.transaction():
+        await other.execute("SELECT FROM send_log FOR UPDATE")
+        shown = await operator.send(form, verb="fail", reason="why")
+    assert (shown.status, "fail refused" in shown.text) == (503, False)
+    assert "fail: the database did not answer: whether it was done is not known" in shown.text
 
 
 async def test_a_mistake_of_ours_is_a_page_and_a_log_line(operator, monkeypatch):

@@ -44,8 +44,8 @@ class Desk:
         assert await self.browser.wider_than_window() == 0
         assert self.browser.errors == []
 
-    async def sign_in(self, bearer: str) -> None:
-        await self.browser.go(f"{self.url}/ui/")
+    async def sign_in(self, bearer: str, path: str = "/ui/") -> None:
+        await self.browser.go(f"{self.url}{path}")
         await self.fits("sign-in")
         await self.browser.write("#token", bearer)
         await self.browser.click("main button", leads=True)
@@ -180,6 +180,38 @@ async def test_every_page_fits_its_window_and_tells_screen_readers_what_it_is(db
             assert pictures == (["Lag curve of mg, class default"] if path == "feeds" else []), path
             if "table" in roles:  # also where a phone shows its rows as cards
                 assert {"row", "columnheader", "cell"} <= set(roles), path
+
+
+async def test_after_signing_out_the_way_back_leads_to_signing_in(db, url, chromium):
+    await a_bad_night(db)
+    wire_key = (await row(db, KEY))["wire_key"]
+    async with tab(chromium, DESK) as browser:
+        desk = Desk(browser, url, "sign-out")
+        await desk.sign_in(OPS, f"/ui/sends/{wire_key}")
+        assert "ada@example.org" in await desk.text()
+        await browser.click("footer button", leads=True)
+        await browser.back()
+        assert "Sign in" in await desk.text()
+        assert "ada@example.org" not in await desk.text()
+
+
+SMALLEST = (320, 640)
+THUMB = 24
+"""Pixels that a finger needs to hit a link."""
+
+
+async def test_on_the_smallest_phone_nothing_leaves_its_card_and_each_link_can_be_hit(db, url, chromium):
+    await a_bad_night(db)
+    async with tab(chromium, SMALLEST) as browser:
+        desk = Desk(browser, url, "smallest")
+        await desk.sign_in(OPS)
+        for path in ("", "sends", "passes"):
+            await browser.go(f"{url}/ui/{path}")
+            await desk.fits(path or "overview")
+            edge = min(right for right, _, _ in await browser.boxes("tbody tr"))
+            assert [box for box in await browser.boxes("td time, td a, td small") if box[0] > edge] == [], path
+            links = await browser.boxes("td a, nav a, button, summary")
+            assert [box for box in links if min(box[1:]) < THUMB] == [], path
 
 
 async def test_the_keyboard_leads_past_the_navigation_and_shows_where_it_is(db, url, chromium):

@@ -28,6 +28,11 @@ from webhooks.provider import Delivery
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux spreads connections over sockets")
 
 WORKERS = 2
+ARGUMENTS = ("--only", "receiver", "--workers", str(WORKERS))
+
+
+def place(dsn: str, port: int) -> dict[str, str]:
+    return {"RECONCILER_DATABASE__URL": dsn, "RECONCILER_RECEIVER__PORT": str(port)}
 
 
 @pytest.fixture
@@ -43,9 +48,7 @@ def port() -> int:
 
 @pytest.fixture
 async def server(tmp_path: Path, dsn: str, port: int) -> AsyncIterator[Server]:
-    settings = {"RECONCILER_DATABASE__URL": dsn, "RECONCILER_RECEIVER__PORT": str(port)}
-    arguments = ("--only", "receiver", "--workers", str(WORKERS))
-    async with serving(write_config(tmp_path), *arguments, **settings) as server:
+    async with serving(write_config(tmp_path), *ARGUMENTS, **place(dsn, port)) as server:
         for number in (1, 2):
             await alone(server, number)
         yield server
@@ -176,11 +179,9 @@ async def test_workers_end_with_the_process_that_started_them(server: Server) ->
 
 
 async def test_a_port_that_another_program_has_is_not_shared_in_silence(tmp_path: Path, dsn: str, port: int) -> None:
-    settings = {"RECONCILER_DATABASE__URL": dsn, "RECONCILER_RECEIVER__PORT": str(port)}
-    arguments = ("--only", "receiver", "--workers", "2")
     with socket.create_server(("127.0.0.1", port), reuse_port=True):
         async with aiohttp.ClientSession() as session:
-            second = await start(write_config(tmp_path), session, *arguments, **settings)
+            second = await start(write_config(tmp_path), session, *ARGUMENTS, **place(dsn, port))
             assert await second.ended() == 1
     assert second.errors == [
         f"reconciler: port {port} on 127.0.0.1 is in use: stop the other program, or set receiver.port"
@@ -188,9 +189,8 @@ async def test_a_port_that_another_program_has_is_not_shared_in_silence(tmp_path
 
 
 async def test_what_no_worker_can_do_without_a_person_ends_all(tmp_path: Path, empty_dsn: str, port: int) -> None:
-    settings = {"RECONCILER_DATABASE__URL": empty_dsn, "RECONCILER_RECEIVER__PORT": str(port)}
     async with aiohttp.ClientSession() as session:
-        server = await start(write_config(tmp_path), session, "--only", "receiver", "--workers", "2", **settings)
+        server = await start(write_config(tmp_path), session, *ARGUMENTS, **place(empty_dsn, port))
         assert await server.ended() == 1
     assert set(server.errors) == {"reconciler: the database has no schema yet: run reconciler migrate"}
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector
 
-from webhooks.asking import ApiError, Reply
+from webhooks.asking import ApiError, ApiReply
 from webhooks.payload import load
 from webhooks.provider import BadPayload, Clock
 
@@ -63,7 +63,7 @@ class HttpApi:
         json: object = None,
         form: Mapping[str, str] | None = None,
         expect: tuple[int, ...] = (),
-    ) -> Reply:
+    ) -> ApiReply:
         """Return the answer: of status 2xx, or one of `expect`. See `asking.Api`."""
         body = jsons.dumps(json).encode() if json is not None else None
         sent = {**({"Content-Type": "application/json"} if body else {}), **(headers or {})}
@@ -110,14 +110,14 @@ def _is_busy(response: ClientResponse, method: str) -> bool:
     return response.status in _BUSY or (response.status >= 500 and method == "GET")  # noqa: PLR2004
 
 
-async def _reply(response: ClientResponse, expect: tuple[int, ...]) -> Reply:
+async def _reply(response: ClientResponse, expect: tuple[int, ...]) -> ApiReply:
     status = response.status
     body = await _body(response)
     if not 200 <= status < 300 and status not in expect:  # noqa: PLR2004
         reason = _REASONS.get(status) or ("server_error" if status >= 500 else "refused")  # noqa: PLR2004
         raise ApiError(reason, _HINTS.get(reason, f"the API answered {status}"))
     try:
-        return Reply(status, load(body) if body.strip() else None)
+        return ApiReply(status, load(body) if body.strip() else None)
     except BadPayload:
         raise ApiError("garbage", f"the API answered {status} and no JSON: is api_url right?") from None
 

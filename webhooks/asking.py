@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, runtime_checkable
 
-from webhooks.event import Event, derived_id
+from webhooks.event import Event, derived_id, same_mailbox
 from webhooks.payload import id_at
 from webhooks.provider import Feed
 
@@ -34,7 +34,7 @@ class ApiError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ApiReply:
     """What an API answered: its JSON, None where the body was empty."""
 
     status: int
@@ -54,7 +54,7 @@ class Api(Protocol):
         json: object = None,
         form: Mapping[str, str] | None = None,
         expect: tuple[int, ...] = (),
-    ) -> Reply:
+    ) -> ApiReply:
         """Return the answer: of status 2xx, or one of `expect`. Raises ApiError for anything else.
 
         GET is repeated after 429, any 5xx, a time-out or a lost connection; any other method, a search by POST too,
@@ -79,6 +79,18 @@ class Query:
     def seconds(self) -> tuple[int, int]:
         """Return the span in whole seconds since 1970, rounded outwards."""
         return math.floor(self.since.timestamp()), math.ceil(self.until.timestamp())
+
+    def is_of_another_time(self, event: Event) -> bool:
+        """Say whether an event happened outside of the span; one without a time did not."""
+        return event.occurred_at is not None and not self.since <= event.occurred_at <= self.until
+
+    def may_be_to(self, recipient: str | None) -> bool:
+        """Say whether an address may be that of the recipient: one of them isn't known, or they may be one mailbox."""
+        return recipient is None or self.recipient is None or same_mailbox(recipient, self.recipient)
+
+    def is_unnamed(self, event: Event) -> bool:
+        """Say whether an event shows no key, and by its recipient may be about the send that is looked for."""
+        return event.send_key is None and self.may_be_to(event.recipient)
 
 
 @runtime_checkable

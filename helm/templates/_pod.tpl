@@ -2,21 +2,26 @@
 {{/* Of (root, env): what every container of the program has. */}}
 {{- define "reconciler.container" -}}
 {{- with .root.Values.image -}}
-image: {{ .repository }}{{ .digest | empty | ternary (printf ":%s" (.tag | default $.root.Chart.AppVersion)) (printf "@%s" .digest) }}
+image: {{ printf "%s%s" .repository (.digest | empty | ternary (printf ":%s" (.tag | default $.root.Chart.AppVersion)) (printf "@%s" .digest)) | quote }}
 imagePullPolicy: {{ .pullPolicy }}
 {{- end }}
 env:
-  - name: RECONCILER_CONFIG
-    value: /etc/esp-reconciler/reconciler.toml
-  {{- $env := deepCopy .root.Values.env }}
-  {{- range $name, $value := .env }}{{ $_ := set $env $name $value }}{{ end }}
+  {{- $env := dict "RECONCILER_CONFIG" "/etc/esp-reconciler/reconciler.toml" }}
+  {{- range $given := list .root.Values.env .env }}
+    {{- range $name, $value := $given }}{{ $_ := set $env $name $value }}{{ end }}
+  {{- end }}
+  {{- /* Kubernetes puts $(NAME) into a text only where NAME stands before it. */}}
+  {{- range $isFrom := list true false }}
   {{- range $name, $value := $env }}
-  - name: {{ $name }}
-    {{- if kindIs "map" $value }}
+  {{- if eq $isFrom (kindIs "map" $value) }}
+  - name: {{ $name | quote }}
+    {{- if $isFrom }}
     valueFrom: {{- toYaml $value | nindent 6 }}
     {{- else }}
     value: {{ $value | quote }}
     {{- end }}
+  {{- end }}
+  {{- end }}
   {{- end }}
 {{- with .root.Values.envFrom }}
 envFrom: {{- toYaml . | nindent 2 }}
@@ -30,7 +35,7 @@ volumeMounts:
     mountPath: /run/secrets/esp-reconciler
     readOnly: true
   - name: data
-    mountPath: {{ .root.Values.settings.database.data_dir }}
+    mountPath: {{ include "reconciler.inForce" (dict "root" .root "env" .env "variable" "RECONCILER_DATABASE__DATA_DIR" "value" .root.Values.settings.database.data_dir) | quote }}
   - name: tmp
     mountPath: /tmp
   {{- with .root.Values.extraVolumeMounts }}
@@ -42,7 +47,7 @@ volumeMounts:
 {{- define "reconciler.volumes" -}}
 - name: settings
   configMap:
-    name: {{ .settings }}
+    name: {{ .settings | quote }}
 - name: secrets
   projected:
     defaultMode: 0440
@@ -52,7 +57,7 @@ volumeMounts:
       {{- end }}
       {{- if or .root.Values.secrets.external.enabled (not .root.Values.secrets.existing) }}
       - secret:
-          name: {{ .secret }}
+          name: {{ .secret | quote }}
       {{- end }}
 - name: data
   {{- toYaml (.data | default (dict "emptyDir" (dict))) | nindent 2 }}
@@ -63,14 +68,26 @@ volumeMounts:
 {{- end }}
 {{- end }}
 
-{{/* Of (root, serviceAccount): what every pod has. */}}
+{{/* Of (root, serviceAccount, own): what every pod has, and where it may run. */}}
 {{- define "reconciler.podSpec" -}}
-serviceAccountName: {{ .serviceAccount }}
+serviceAccountName: {{ .serviceAccount | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 securityContext: {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .own.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .own.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .own.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .own.priorityClassName }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 
@@ -79,7 +96,7 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- $own := index .root.Values .component }}
 {{- $full := include "reconciler.fullname" .root }}
 {{- $container := include "reconciler.container" (dict "root" .root "env" $own.env) }}
-{{- $least := add .root.Values.preStopSeconds 35 }}
+{{- $least := add .root.Values.preStopSeconds 40 }}
 {{- if lt (int .root.Values.terminationGracePeriodSeconds) (int $least) }}
   {{- fail (printf "terminationGracePeriodSeconds is too short for work under way to end: set it to %d or more" $least) }}
 {{- end -}}
@@ -87,37 +104,32 @@ apiVersion: apps/v1
 kind: Deployment
 metadata:
   name: {{ $full }}-{{ .component }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels: {{- include "reconciler.labels" . | nindent 4 }}
   {{- with $own.annotations }}
   annotations: {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
   {{- if not (dig "autoscaling" "enabled" false $own) }}
-  replicas: {{ $own.replicas }}
+  replicas: {{ int64 $own.replicas }}
   {{- end }}
   revisionHistoryLimit: 5
   strategy:
     rollingUpdate:
-      maxSurge: 1
-      maxUnavailable: 0
+      {{- /* A claim that one node at a time may mount has to be let go of first. */}}
+      {{- $first := hasKey ($own.dataVolume | default dict) "persistentVolumeClaim" }}
+      maxSurge: {{ $first | ternary 0 1 }}
+      maxUnavailable: {{ $first | ternary 1 0 }}
   selector:
     matchLabels: {{- include "reconciler.selector" . | nindent 6 }}
   template:
     metadata:
-      labels:
-        {{- include "reconciler.labels" . | nindent 8 }}
-        {{- with $own.podLabels }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-      annotations:
-        checksum/settings: {{ include "reconciler.settingsFile" .root | sha256sum }}
-        {{- with $own.podAnnotations }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+      labels: {{- include "reconciler.labels" (dict "root" .root "component" .component "own" $own.podLabels) | nindent 8 }}
+      {{- $checksum := dict "checksum/settings" (include "reconciler.settingsFile" .root | sha256sum) }}
+      annotations: {{- toYaml (merge $checksum ($own.podAnnotations | default dict)) | nindent 8 }}
     spec:
-      {{- include "reconciler.podSpec" (dict "root" .root "serviceAccount" (include "reconciler.serviceAccount" .root)) | nindent 6 }}
-      terminationGracePeriodSeconds: {{ .root.Values.terminationGracePeriodSeconds }}
+      {{- include "reconciler.podSpec" (dict "root" .root "own" $own "serviceAccount" (include "reconciler.serviceAccount" .root)) | nindent 6 }}
+      terminationGracePeriodSeconds: {{ int64 .root.Values.terminationGracePeriodSeconds }}
       {{- if or .root.Values.migrate.check .root.Values.extraInitContainers }}
       initContainers:
         {{- with .root.Values.extraInitContainers }}
@@ -137,7 +149,7 @@ spec:
           resources: {{- toYaml $own.resources | nindent 12 }}
           ports:
             - name: http
-              containerPort: {{ .root.Values.settings.receiver.port }}
+              containerPort: {{ include "reconciler.inForce" (dict "root" .root "env" $own.env "variable" "RECONCILER_RECEIVER__PORT" "value" .root.Values.settings.receiver.port) }}
           startupProbe:
             httpGet: {path: /healthz, port: http}
             {{- toYaml .root.Values.probes.startup | nindent 12 }}
@@ -151,30 +163,18 @@ spec:
           lifecycle:
             preStop:
               exec:
-                command: [sleep, {{ .root.Values.preStopSeconds | quote }}]
+                command: [sleep, {{ int64 .root.Values.preStopSeconds | quote }}]
           {{- end }}
       volumes: {{- include "reconciler.volumes" (dict "root" .root "settings" $full "secret" $full "data" $own.dataVolume) | nindent 8 }}
       {{- if .root.Values.topologySpread.keys }}
       topologySpreadConstraints:
         {{- range .root.Values.topologySpread.keys }}
-        - topologyKey: {{ . }}
+        - topologyKey: {{ . | quote }}
           maxSkew: 1
           whenUnsatisfiable: {{ $.root.Values.topologySpread.whenUnsatisfiable }}
           labelSelector:
             matchLabels: {{- include "reconciler.selector" $ | nindent 14 }}
           matchLabelKeys: [pod-template-hash]
         {{- end }}
-      {{- end }}
-      {{- with $own.nodeSelector }}
-      nodeSelector: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with $own.tolerations }}
-      tolerations: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with $own.affinity }}
-      affinity: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with $own.priorityClassName }}
-      priorityClassName: {{ . }}
       {{- end }}
 {{- end }}

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import stat
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from reconciler.cli.root import App, Command, Failed, Root, feed_text, json_option, operator
+from reconciler.cli.root import App, Command, Failed, Root, feed_text, json_option, operator, size_of
 from reconciler.cli.text import iso, say, say_json, say_table, when
 from reconciler.errors import UserError
 
@@ -133,7 +131,7 @@ def _path(file: BinaryIO) -> str:
 def _progress(file: BinaryIO) -> Iterator[Told]:
     """Give what shows progress and rate: a bar on a terminal, now and then a line elsewhere."""
     begun = time.monotonic()
-    if not sys.stderr.isatty() or not (size := _size(file)):
+    if not sys.stderr.isatty() or not (size := size_of(file)):
         yield _lines(begun)
         return
     with click.progressbar(length=size, label="load", file=sys.stderr, item_show_func=lambda rate: rate) as bar:
@@ -155,15 +153,6 @@ def _lines(begun: float) -> Told:
             click.echo(f"{lines} lines, {lines / (now - begun):,.0f} lines/s", err=True)
 
     return told
-
-
-def _size(file: BinaryIO) -> int:
-    """Return a file's size in bytes, 0 for what has none: a pipe, a terminal."""
-    try:
-        found = os.fstat(file.fileno())
-    except OSError:
-        return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _say_loaded(done: Loaded) -> None:

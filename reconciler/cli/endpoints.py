@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, Root, feed_text, json_option
+from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, Root, feed_option, json_option
 from reconciler.cli.text import printable, say, say_json
 from reconciler.errors import UserError
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from webhooks.provider import Feed
 
 UNKNOWN_URL: Final = "<receiver.public_url>/webhooks/{feed}"
-feed_option = click.option("--feed", metavar="FEED", callback=feed_text, help="Only this feed. Default: all.")
 
 
 @click.group(cls=Root)

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from reconciler.cli.root import App, Command, Failed, feed_text, json_option
+from reconciler.cli.root import App, Command, Failed, feed_text, json_option, size_of
 from reconciler.cli.text import say, say_json, say_table
 
 if TYPE_CHECKING:
@@ -60,22 +58,13 @@ async def _imported(
     from reconciler.importing import import_sends, read_sends
 
     with ExitStack() as stack:
-        size = _size(file)
+        size = size_of(file)
         hidden = not size or not sys.stderr.isatty()
         bar = stack.enter_context(
             click.progressbar(length=max(1, size), label="import", file=sys.stderr, hidden=hidden)
         )
         found = read_sends(file, form, feed, app.settings.feeds, lambda read: bar.update(read - bar.pos))
         return await import_sends(pool, found, dry_run=dry_run)
-
-
-def _size(file: BinaryIO) -> int:
-    """Return a file's size in bytes, 0 for what has none: a pipe, a terminal."""
-    try:
-        found = os.fstat(file.fileno())
-    except OSError:
-        return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _say_imported(done: Imported, dry_run: bool) -> None:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from reconciler.cli.root import App, Command, Failed, feed_text, json_option, key_text, operator, reason_text
+from reconciler.cli.root import (
+    App,
+    Command,
+    Failed,
+    feed_option,
+    feed_text,
+    json_option,
+    key_text,
+    operator,
+    reason_text,
+)
 from reconciler.cli.text import say, say_json, say_table
 
 if TYPE_CHECKING:
@@ -131,7 +141,7 @@ def _report(done: list[Done], as_json: bool) -> None:
 def _on_feeds(function: Callable[..., None]) -> Callable[..., None]:
     """Add what pause and resume take."""
     function = click.option("--reason", metavar="TEXT", required=True, callback=reason_text, help="Why.")(function)
-    return click.option("--feed", metavar="FEED", callback=feed_text, help="Only this feed. Default: all.")(function)
+    return feed_option(function)
 
 
 @click.command(cls=Command, epilog='Example: reconciler pause --feed sendgrid-main --reason "incident 17"')

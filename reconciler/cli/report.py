@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from reconciler.cli.roads import time_text
-from reconciler.cli.root import App, Command, Root, feed_text, json_option, operator
+from reconciler.cli.root import App, Command, Root, feed_option, json_option, operator
 from reconciler.cli.text import say, say_json, say_table
 from reconciler.errors import UserError
 
@@ -29,7 +29,6 @@ MOST_ROWS: Final = 50
 RUN: Final = 1000
 """Sends of a feed in each part of the time that `vanished` looks at: a person may wait, a status may not."""
 
-feed_option = click.option("--feed", metavar="FEED", callback=feed_text, help="Only this feed. Default: all.")
 limit_option = click.option(
     "--limit", type=click.IntRange(1, 1000), default=MOST_ROWS, show_default=True, help="Most lines of each list."
 )

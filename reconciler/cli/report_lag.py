@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from reconciler.cli.report import feed_option
-from reconciler.cli.root import App, Command, json_option
+from reconciler.cli.root import App, Command, feed_option, json_option
 from reconciler.cli.text import say, say_json, say_table
 from reconciler.errors import UserError
 

@@ -11,13 +11,14 @@ import asyncio
 import getpass
 import os
 import socket
+import stat
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, TypeVar
 
 import click
 
@@ -183,6 +184,15 @@ def operator() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
+def size_of(file: BinaryIO) -> int:
+    """Return a file's size in bytes, 0 for what has none: a pipe, a terminal."""
+    try:
+        found = os.fstat(file.fileno())
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+
 @contextmanager
 def _errors_as_lines() -> Iterator[None]:
     """Turn everything that a person can put right into one line, whatever library found it."""
@@ -309,6 +319,9 @@ def feed_text(_context: click.Context, _parameter: click.Parameter, value: str |
         if not value:
             raise click.BadParameter("a feed's name is not empty; leave out --feed to mean all")
     return value
+
+
+feed_option = click.option("--feed", metavar="FEED", callback=feed_text, help="Only this feed. Default: all.")
 
 
 def reason_text(_context: click.Context, _parameter: click.Parameter, value: str) -> str:

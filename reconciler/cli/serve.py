@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import suppress
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import click
 
 from reconciler.cli.root import App, Command
 
-Only = Literal["receiver", "reconciler"] | None
+if TYPE_CHECKING:
+    from reconciler.daemon import Only
 
 
 @click.command(cls=Command, epilog="Example: reconciler --config reconciler.toml serve")

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import structlog
 from aiohttp import web
 from multidict import MultiDict
 
-from reconciler import feeds
+from reconciler import feeds, restore
 from reconciler.idempotency_store import AWAY
 from reconciler.ledger import Connection
 from reconciler.sends_routes import DECIDE, RELEASE
@@ -27,7 +27,10 @@ from reconciler.ui.pages import MOST_AT_ONCE, Pages, wanted_of
 from reconciler.ui.render import SEND, VIEWER, Renderer, Sends, table
 
 VERBS: Final = ("release", "confirm", "fail")
-NOT_DONE: Final = frozenset({"refused", "unknown_key", "unknown"})
+NOT_DONE: Final[Mapping[str, int]] = {"unknown_key": 404, "refused": 409, "unknown": 503}
+"""What became of a send about which nothing was decided, as far as is known, and the status that says so."""
+ROW_STATES: Final = ("pending", "claimed", "sent", "failed")
+HELD_ONLY: Final = "the filter names sends that are not held: show held ones, or choose some: nothing was done"
 
 _log: Final = structlog.get_logger()
 
@@ -37,6 +40,7 @@ class Seen(NamedTuple):
 
     wire_key: str
     attempt: int
+    state: str
 
 
 class Done(NamedTuple):
@@ -70,12 +74,10 @@ class Actions:
 
     async def decide(self, request: web.Request) -> web.Response:
         """Release, confirm or fail one send."""
-        form = request[FORM]
-        key, wish = key_of(request.match_info["key"]), _wish(request)
-        done = (await self._decided(wish, [Seen(key, _attempt(str(form.get("attempt", ""))))]))[0]
-        if done.outcome in NOT_DONE:
-            status = 404 if done.outcome == "unknown_key" else 409
-            alert = f"{wish.verb} refused: {done.reason}"
+        form, key, wish = request[FORM], key_of(request.match_info["key"]), _wish(request)
+        done = (await self._decided(wish, [_as_seen(key, form.get("attempt", ""), form.get("state", ""))]))[0]
+        if (status := NOT_DONE.get(done.outcome)) is not None:
+            alert = f"{wish.verb}{' refused' if done.outcome != 'unknown' else ''}: {done.reason}"
             return await self._pages.send_page(request, key, alert=alert, reason=wish.reason, status=status)
         raise web.HTTPSeeOther(f"{SEND.format(quote(key, safe=''))}?did={done.outcome}")
 
@@ -95,10 +97,12 @@ class Actions:
         return self._renderer.page(request, "done.html", verb=wish.verb, counts=counts, table=found, now=None)
 
     async def _held(self, wanted: Wanted) -> list[Seen]:
+        if wanted.state not in (None, "held"):
+            raise web.HTTPUnprocessableEntity(text=HELD_ONLY)
         of_state = Wanted("held", wanted.feed, wanted.reason, wanted.message_class)
         async with self._data.connection() as connection:
             page = await read_claims(connection, of_state, None, MOST_AT_ONCE)
-        return [Seen(send.wire_key, send.attempt) for send in page.sends]
+        return [Seen(send.wire_key, send.attempt, send.row_state) for send in page.sends]
 
     async def _decided(self, wish: Wish, sends: Sequence[Seen]) -> list[Done]:
         """Decide one after the other. Where the database goes away the rest is left alone, and said so."""
@@ -123,23 +127,36 @@ class Actions:
             raise web.HTTPNotFound(text="no such feed is configured")
         if verb not in HOLDS:
             raise web.HTTPUnprocessableEntity(text="say pause or resume")
-        async with self._data.connection() as connection:
-            did = await HOLDS[verb](connection, feed, reason, who)
+        wish, seen = Wish(verb, reason, who), str(form.get("holds", "")).split()
+        async with self._data.connection(restore.SCAN_SECONDS if verb == "resume" else None) as connection:
+            did = await HOLDS[verb](connection, feed, wish, seen)
         _log.info("ui_feed_held", verb=verb, feed=feed, who=who)
-        raise web.HTTPSeeOther(f"/ui/feeds?did={did}")
+        raise web.HTTPSeeOther(f"/ui/feeds?{urlencode({'did': did, 'feed': feed})}")
 
 
+PLAIN_TIMES: Final = "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'"
+"""The functions' answers name times: as the page does, wherever the database stands."""
 # Before the function of the verb locks and looks, in its transaction: what a person saw must be what he decides about.
-SEEN: Final = "SELECT attempt FROM send_log WHERE wire_key = wire_key($1) FOR UPDATE"
+SEEN: Final = "SELECT attempt, state FROM send_log WHERE wire_key = wire_key($1) FOR UPDATE"
+
+
+def _changed(wish: Wish, seen: Seen, attempt: int, state: str) -> str | None:
+    """Say why a wish is not about a send as it stands now. That an attempt was sent is true in whatever state it is."""
+    if attempt != seen.attempt:
+        return f"attempt {attempt} has begun since you looked: look again"
+    if state != seen.state and wish.verb != "confirm":
+        return f"it is {state} since you looked: look again"
+    return None
 
 
 async def decide(connection: Connection, wish: Wish, send: Seen) -> Done:
-    """Perform a verb on a send, unless another attempt has begun since it was seen."""
+    """Perform a verb on a send, unless another attempt or verdict has come since it was seen."""
     said = (send.wire_key, wish.reason, wish.who)
     async with connection.transaction(isolation="read_committed"):
-        attempt = await connection.fetchval(SEEN, send.wire_key)
-        if attempt is not None and attempt != send.attempt:
-            return Done(send.wire_key, "refused", f"attempt {attempt} has begun since you looked: look again")
+        await connection.execute(PLAIN_TIMES)
+        now = await connection.fetchrow(SEEN, send.wire_key)
+        if now is not None and (changed := _changed(wish, send, *now)):
+            return Done(send.wire_key, "refused", changed)
         if wish.verb == "release":
             row = await connection.fetchrow(RELEASE, *said)
         else:
@@ -148,16 +165,22 @@ async def decide(connection: Connection, wish: Wish, send: Seen) -> Done:
     return Done(send.wire_key, row["outcome"], row["reason"])
 
 
-async def _pause(connection: Connection, feed: str, reason: str, who: str) -> str:
-    await feeds.pause(connection, feed, reason, who)
+async def _pause(connection: Connection, feed: str, wish: Wish, _: Collection[str]) -> str:
+    await feeds.pause(connection, feed, wish.reason, wish.who)
     return "paused"
 
 
-async def _resume(connection: Connection, feed: str, reason: str, who: str) -> str:
-    return "resumed" if await feeds.resume(connection, feed, reason, who) else "nothing"
+async def _resume(connection: Connection, feed: str, wish: Wish, seen: Collection[str]) -> str:
+    try:
+        return "resumed" if await feeds.resume(connection, feed, wish.reason, wish.who, seen) else "nothing"
+    except feeds.UnseenHold as unseen:
+        raise web.HTTPConflict(text=f"{unseen} came since you looked, so nothing was lifted: look again") from None
 
 
-HOLDS: Final[dict[str, Callable[[Connection, str, str, str], Awaitable[str]]]] = {"pause": _pause, "resume": _resume}
+HOLDS: Final[dict[str, Callable[[Connection, str, Wish, Collection[str]], Awaitable[str]]]] = {
+    "pause": _pause,
+    "resume": _resume,
+}
 
 
 def _wish(request: web.Request) -> Wish:
@@ -169,11 +192,12 @@ def _wish(request: web.Request) -> Wish:
 
 
 def _seen(text: str) -> Seen:
-    wire_key, _, attempt = text.rpartition(":")
-    return Seen(key_of(wire_key), _attempt(attempt))
+    rest, _, state = text.rpartition(":")
+    wire_key, _, attempt = rest.rpartition(":")
+    return _as_seen(key_of(wire_key), attempt, state)
 
 
-def _attempt(text: str) -> int:
-    if not re.fullmatch("[0-9]{1,9}", text):
+def _as_seen(key: str, attempt: str, state: str) -> Seen:
+    if not re.fullmatch("[0-9]{1,9}", attempt) or state not in ROW_STATES:
         raise web.HTTPUnprocessableEntity(text="the form does not name the attempt that it is about: load it again")
-    return int(text)
+    return Seen(key, int(attempt), state)

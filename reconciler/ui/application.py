@@ -113,7 +113,9 @@ def _whether_done(request: web.Request) -> str:
 
 
 def _is_open(request: web.Request) -> bool:
-    return request.path == SIGN_IN or request.path.startswith("/ui/static/")
+    if request.path == SIGN_IN:
+        return True
+    return request.path.startswith("/ui/static/") and request.method != hdrs.METH_POST
 
 
 def _entered(viewers: Viewers) -> Middleware:
@@ -124,9 +126,11 @@ def _entered(viewers: Viewers) -> Middleware:
         viewer = viewers.of(request)
         if viewer is not None:
             request[VIEWER] = viewer
-        elif request.method == hdrs.METH_POST and not _is_open(request):
+        elif _is_open(request):
+            return await handler(request)
+        elif request.method == hdrs.METH_POST:
             raise web.HTTPForbidden(text="you are not signed in (any more), so nothing was done: sign in and repeat it")
-        elif not _is_open(request):
+        else:
             raise web.HTTPSeeOther(f"{SIGN_IN}?next={quote(request.raw_path, safe='')}")
         return await handler(request)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from reconciler.ledger import Connection
@@ -40,7 +40,10 @@ class Place(NamedTuple):
         at = datetime.fromisoformat(begin)
         if at.tzinfo is None or "\0" in wire_key:
             raise ValueError("is no place")
-        return cls(at, wire_key)
+        try:
+            return cls(at.astimezone(UTC), wire_key)
+        except OverflowError:
+            raise ValueError("is no time of our era") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class Listed:
     since: datetime
     next_check_at: datetime | None
     """None: it failed."""
+    row_state: str
+    """As the row has it: what a decision is about."""
 
     @property
     def place(self) -> Place:
@@ -77,13 +82,13 @@ class Page:
 # thousand begins: so no plan depends on how many a filter seems to fit. A row whose next look moves on comes again:
 # a later page may repeat it, none misses it. States and reasons are those of `status.UNDECIDED`.
 UNDECIDED: Final = """
-SELECT wire_key, send_key, feed, message_class, attempt, state, reason, since, next_check_at, fits
+SELECT wire_key, send_key, feed, message_class, attempt, state, reason, since, next_check_at, row_state, fits
 FROM (
     SELECT *, ($4::text IS NULL OR state = $4) AND ($5::text IS NULL OR feed = $5) AND ($6::text IS NULL OR reason = $6)
               AND ($7::text IS NULL OR message_class = $7) AS fits,
            lead(wire_key) OVER (ORDER BY next_check_at, wire_key) IS NULL AS last
     FROM (
-        SELECT wire_key, send_key, feed, message_class, attempt, next_check_at,
+        SELECT wire_key, send_key, feed, message_class, attempt, next_check_at, state AS row_state,
             CASE WHEN held_reason IS NOT NULL THEN 'held' WHEN capped_until > $1::timestamptz THEN 'capped'
                  WHEN released_at IS NOT NULL THEN 'released' ELSE state END AS state,
             coalesce(held_reason, release_basis,
@@ -117,7 +122,7 @@ async def _undecided(
 
 
 FAILED: Final = """
-SELECT wire_key, send_key, feed, message_class, attempt, next_check_at, state,
+SELECT wire_key, send_key, feed, message_class, attempt, next_check_at, state, state AS row_state,
        coalesce(verdict_reason, '') AS reason, failed_at AS since
 FROM send_log
 WHERE state = 'failed' AND ($1::text IS NULL OR feed = $1) AND ($2::text IS NULL OR verdict_reason = $2)
@@ -138,13 +143,17 @@ async def read_claims(connection: Connection, wanted: Wanted, after: Place | Non
     return Page(now, found[:size], found[size - 1].place if len(found) > size else None)
 
 
+OF_A_SEND: Final = "SELECT wire_key FROM send_log WHERE wire_key = wire_key($1)"
 WIRE_KEY: Final = "SELECT wire_key($1)"
 
 
 async def wire_key_of(connection: Connection, key: str) -> str:
-    """Return the wire key of a send key or wire key, with the installation's namespace."""
-    found: str = await connection.fetchval(WIRE_KEY, key)
-    return found
+    """Return the wire key of a send key or wire key, with the installation's namespace.
+
+    Of the key as it was written, if a send has it; else without the spaces that came with it from where it was copied.
+    """
+    found: str | None = await connection.fetchval(OF_A_SEND, key)
+    return found or str(await connection.fetchval(WIRE_KEY, key.strip() or key))
 
 
 PASSES: Final = """

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from reconciler.lag import Lag, Point
 from reconciler.lag_plot import curve
-from reconciler.ui.render import Table, table
+from reconciler.ui.render import Table, table, visible
 from reconciler.units import format_duration, roughly
 
 MOST: Final = 5
@@ -41,7 +41,7 @@ def curves(lags: Iterable[Lag]) -> Mapping[str, list[Curve]]:
 def _curve(lag: Lag) -> Curve:
     label = f"Lag curve of {lag.feed}, class {lag.message_class}. {_speed(lag)}"
     return Curve(
-        Markup(curve(lag, label)),  # noqa: S704 - numbers, and text that it escapes
+        Markup(curve(lag, visible(label))),  # noqa: S704 - numbers, and text that it escapes
         f"Class {lag.message_class}: {_speed(lag)} {_graces(lag)}",
         table(
             f"How fast {lag.feed} speaks of class {lag.message_class}",

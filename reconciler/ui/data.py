@@ -36,9 +36,9 @@ class Data:
         self.settings, self._policies = settings, composition.policies(settings)
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """Give a connection for as long as a page may take. Raises a TimeoutError, or what asyncpg raises."""
-        async with asyncio.timeout(SECONDS), self._reached().acquire() as connection:
+    async def connection(self, seconds: float | None = None) -> AsyncIterator[Connection]:
+        """Give a connection for as long as a page, or this, may take. Raises TimeoutError, or what asyncpg raises."""
+        async with asyncio.timeout(seconds or SECONDS), self._reached().acquire() as connection:
             yield connection
 
     async def status(self) -> Status:

@@ -60,7 +60,6 @@ def reason_of(form: MultiDict[str]) -> str:
 
 def key_of(text: str) -> str:
     """Return a send key or wire key. Raises HTTPUnprocessableEntity where no send can have it."""
-    key = text.strip()
-    if not 0 < len(key.encode(errors="replace")) <= LONGEST_KEY:
+    if not 0 < len(text.encode(errors="replace")) <= LONGEST_KEY:
         raise web.HTTPUnprocessableEntity(text=f"a key is text of 1 to {LONGEST_KEY} bytes")
-    return key
+    return text

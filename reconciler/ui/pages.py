@@ -34,7 +34,7 @@ from reconciler.ui.claims import STATES, Place, Wanted, read_claims, read_passes
 from reconciler.ui.curves import curves
 from reconciler.ui.data import Data
 from reconciler.ui.forms import key_of
-from reconciler.ui.render import SEND, Code, Link, Renderer, Sends, Table, percent_of, redacted, table
+from reconciler.ui.render import SEND, Code, Link, Renderer, Sends, Table, percent_of, redacted, table, whole
 from reconciler.units import roughly
 from reconciler.why import Story
 
@@ -134,7 +134,7 @@ class Pages:
             verbs=_verbs(story),
             alert=alert,
             reason=reason,
-            did=DID.get(request.query.get("did", "")),
+            did=_did(request, _stands(story)),
         )
 
     async def feeds(self, request: web.Request) -> web.Response:
@@ -154,7 +154,7 @@ class Pages:
             coverage={feed.feed: _coverage(status, feed.feed) for feed in status.feeds},
             curves=curves(lags),
             refused=_refused(status),
-            did=DID.get(request.query.get("did", "")),
+            did=_feed_did(request, status),
         )
 
     async def report(self, request: web.Request) -> web.Response:
@@ -262,7 +262,26 @@ def _refused(status: Status) -> Table:
 
 def _facts(story: Story) -> list[tuple[str, object]]:
     named = [(name, story.row.get(name)) for name in FACTS]
-    return [("wire key", Code(story.wire_key)), *((n.replace("_", " "), v) for n, v in named if v is not None)]
+    known = [(name.replace("_", " "), whole(v) if name == "send_key" else v) for name, v in named if v is not None]
+    return [("wire key", Code(story.wire_key)), *known]
+
+
+def _stands(story: Story) -> str | None:
+    return "released" if story.state == "pending" and story.row["release_basis"] == "operator" else story.state
+
+
+def _did(request: web.Request, *true: str | None) -> str | None:
+    """Say what the way here names as done, if it is still so: by a bookmark or the history one comes here later."""
+    did = request.query.get("did", "")
+    return DID.get(did) if did in true else None
+
+
+def _feed_did(request: web.Request, status: Status) -> str | None:
+    name = request.query.get("feed", "")
+    paused = any("paused" in feed.holds for feed in status.feeds if feed.feed == name)
+    held = any(feed.holds for feed in status.feeds if feed.feed == name)
+    said = _did(request, "paused" if paused else None, *(() if held else ("resumed", "nothing")))
+    return f"{'All feeds' if name == ALL_FEEDS else name}: {said}" if said and name else None
 
 
 def _verbs(story: Story) -> dict[str, str]:

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 from typing import Any, Final
+from unicodedata import category
 from urllib.parse import quote
 
 from aiohttp import hdrs, web
@@ -68,9 +70,28 @@ class Table:
     empty: str
 
 
-def redacted(text: str) -> str:
-    """Return text without the addresses in it: send keys often hold one."""
-    return str(Redactor()(None, "", {"text": text})["text"])
+def visible(value: Any) -> Any:
+    """Return text with what is not seen, or turns text around, by its number; anything else, markup too, as it is."""
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(one if one.isprintable() or category(one) == "Zs" else _numbered(one) for one in value)
+
+
+def _numbered(text: str) -> str:
+    return text.encode("unicode_escape").decode("ascii").replace(" ", r"\x20")
+
+
+def whole(key: str) -> str:
+    """Return a key with every character seen, the spaces around it too: keys that look alike are not the same."""
+    inner = key.strip()
+    begin = key.index(inner) if inner else len(key)
+    odd = re.sub(r"[^\S ]", lambda found: _numbered(found[0]), visible(inner))
+    return _numbered(key[:begin]) + odd + _numbered(key[begin + len(inner) :])
+
+
+def redacted(key: str) -> str:
+    """Return a key without the addresses in it: send keys often hold one."""
+    return whole(str(Redactor()(None, "", {"text": key})["text"]))
 
 
 def ago(at: datetime, now: datetime) -> str:
@@ -103,14 +124,14 @@ def shown(value: object, now: datetime) -> Markup:
             times = (value.isoformat(), f"{value:%Y-%m-%d %H:%M:%S}", ago(value, now))
             return Markup('<time datetime="{}">{}</time> <small>{}</small>').format(*times)
         case Link():
-            return Markup('<a href="{}">{}</a>').format(value.href, value.text)
+            return Markup('<a href="{}">{}</a>').format(value.href, visible(value.text))
         case Code():
-            return Markup("<code>{}</code>").format(value.text)
+            return Markup("<code>{}</code>").format(visible(value.text))
         case Sends():
             return Markup(" ").join(_send(key) for key in value.wire_keys)
         case float():
             return Markup(f"{value:.4g}")  # noqa: S704 - digits
-    return Markup("{}").format(value)
+    return Markup("{}").format(visible(value))
 
 
 def _send(wire_key: str) -> Markup:
@@ -127,16 +148,18 @@ class Renderer:
 
     def __init__(self) -> None:
         self._static = {name: files("reconciler.ui").joinpath("static", name).read_bytes() for name in STATIC}
+        self._versions = {name: hashlib.sha256(data).hexdigest()[:12] for name, data in self._static.items()}
         self._environment = Environment(
             loader=PackageLoader("reconciler.ui"),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            finalize=visible,  # what a form sends is written as `|e`, and stays as it is
         )
-        self._environment.filters |= {"shown": shown, "ago": ago, "redacted": redacted, "place": place}
+        self._environment.filters |= {"shown": shown, "ago": ago, "redacted": redacted, "whole": whole, "place": place}
         self._environment.globals["static"] = {
-            name: f"/ui/static/{name}?v={hashlib.sha256(data).hexdigest()[:12]}" for name, data in self._static.items()
+            name: f"/ui/static/{name}?v={version}" for name, version in self._versions.items()
         }
 
     def page(self, request: web.Request, template: str, *, status: int = 200, **values: Any) -> web.Response:
@@ -148,12 +171,13 @@ class Renderer:
         )
 
     async def static(self, request: web.Request) -> web.Response:
-        """Answer with a static file, which a browser may keep: its address changes with it."""
+        """Answer with a static file, which a browser may keep under the address that changes with it."""
         name = request.match_info["name"]
         if name not in STATIC:
             raise web.HTTPNotFound
         body = self._static[name]
-        return web.Response(body=body, content_type=STATIC[name], headers={hdrs.CACHE_CONTROL: FOR_EVER})
+        kept = FOR_EVER if request.query.get("v") == self._versions[name] else "no-cache"
+        return web.Response(body=body, content_type=STATIC[name], headers={hdrs.CACHE_CONTROL: kept})
 
 
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> Table:

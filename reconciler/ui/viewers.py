@@ -11,6 +11,7 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import time
 from collections import OrderedDict, deque
@@ -18,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any, Final
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -170,4 +172,5 @@ def is_from_elsewhere(request: web.Request) -> bool:
 
 def local_path(path: str) -> str:
     """Return where to go after signing in: a path of the page, whatever was asked for."""
-    return path if path.startswith("/ui/") and path.isprintable() and "\\" not in path else "/ui/"
+    leads_up = {".", ".."} & set(unquote(re.split("[?#]", path)[0]).split("/"))
+    return path if path.startswith("/ui/") and path.isprintable() and "\\" not in path and not leads_up else "/ui/"

@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 import aiohttp
 import asyncpg
-from serving import ROOT, Server, start
+from serving import ROOT, Server, free_port, start
 
 from reconciler.errors import DatabaseUnavailable
 from reconciler.postgres import EmbeddedPostgres
@@ -32,13 +31,6 @@ PAUSE = 0.2
 """Seconds until what ended is started again."""
 STOP_SECONDS = 40.0
 """Longest orderly stop: 30 s are Kubernetes' limit, the rest is for a busy machine."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Service:

@@ -21,6 +21,7 @@ from reconciler.cli.commands import cli
 from reconciler.daemon import DRAIN_SECONDS
 from reconciler.grants import KINDS
 from reconciler.health import Health
+from reconciler.otel import CLOSE_SECONDS
 from webhooks.database import ACQUIRE_SECONDS
 
 OURS = ("ServiceMonitor", "PrometheusRule", "ExternalSecret")
@@ -227,8 +228,8 @@ def test_pods_wait_for_the_schema_that_the_job_makes(chart):
 
 
 def test_a_pod_is_given_longer_than_the_program_takes_to_end(rendered, chart):
-    # Requests in flight, the work under way, and its pools' connections, one pool after the other.
-    needed = 2 * DRAIN_SECONDS + 2 * ACQUIRE_SECONDS
+    # Requests in flight, the work under way, its pools' connections, one pool after the other, and spans.
+    needed = 2 * DRAIN_SECONDS + 2 * ACQUIRE_SECONDS + CLOSE_SECONDS
     for one in rendered.of("Deployment"):
         spec = one["spec"]["template"]["spec"]
         hook = spec["containers"][0].get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["", "0"])
@@ -368,7 +369,7 @@ def place(path: str, value: object) -> dict:
         (place("migrate.grant.owner", ["app"]), "owner"),
         (place("migrate.grant.sender", ["a=b"]), "sender"),
         (place("secrets.external.enabled", True), "storeRef.name"),
-        (place("preStopSeconds", 30), "set it to 65 or more"),
+        (place("preStopSeconds", 30), "set it to 70 or more"),
     ],
     ids=str,
 )

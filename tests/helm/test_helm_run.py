@@ -7,6 +7,7 @@ import asyncio
 import socket
 import sys
 
+import pytest
 from helm_kit import Chart
 from serving import environment, sample, serving
 
@@ -24,11 +25,13 @@ async def run(config, args, **environ) -> int:
     return await process.wait()
 
 
-async def test_the_job_migrates_what_the_pods_wait_for_and_then_they_serve(chart: Chart, empty_dsn, tmp_path):
+@pytest.mark.parametrize("half", ["receiver", "reconciler", None])
+async def test_the_job_migrates_what_the_pods_wait_for_and_then_they_serve(chart: Chart, empty_dsn, tmp_path, half):
     (tmp_path / "url").write_text(f"{empty_dsn}\n")
     (tmp_path / "key").write_text("key-0123456789abcdef\n")
     rendered = chart.render(
         {
+            "split": half is not None,
             "settings": {
                 "receiver": {"host": "127.0.0.1", "port": free_port()},
                 "database": {"url": f"file:{tmp_path}/url", "data_dir": str(tmp_path / "data")},
@@ -40,9 +43,10 @@ async def test_the_job_migrates_what_the_pods_wait_for_and_then_they_serve(chart
     )
     config = tmp_path / "reconciler.toml"
     config.write_text(rendered.settings_text())
-    spec = {kind: rendered.one(kind, of)["spec"]["template"]["spec"] for kind, of in PODS.items()}
+    pods = {"Deployment": half or "receiver", "Job": "migrate"}
+    spec = {kind: rendered.one(kind, of)["spec"]["template"]["spec"] for kind, of in pods.items()}
     (check,), (pod,) = spec["Deployment"]["initContainers"], spec["Deployment"]["containers"]
-    environ = rendered.environment("Deployment", "receiver")
+    environ = rendered.environment("Deployment", pods["Deployment"])
     assert environ.pop("RECONCILER_CONFIG") == f"{mounted(pod, 'settings')}/{config.name}"
 
     assert await run(config, check["args"], **environ) == 3
@@ -53,11 +57,11 @@ async def test_the_job_migrates_what_the_pods_wait_for_and_then_they_serve(chart
     async with serving(config, *arguments, **environ) as server:
         assert server.url.endswith(f":{pod['ports'][0]['containerPort']}")
         await server.becomes(200, pod["readinessProbe"]["httpGet"]["path"])
-        assert await server.deliver("mg", sample("mg", "accepted", "order-1")) == 200
+        for path in (pod["startupProbe"]["httpGet"]["path"], pod["livenessProbe"]["httpGet"]["path"], "/metrics"):
+            assert await server.status(path) == 200
+        if half != "reconciler":
+            assert await server.deliver("mg", sample("mg", "accepted", "order-1")) == 200
         assert await server.stop() == 0
-
-
-PODS = {"Deployment": "receiver", "Job": "migrate"}
 
 
 def mounted(container: dict, volume: str) -> str:

@@ -86,12 +86,11 @@ def sample(folder: Path, plain: str, name: str) -> tuple[str, object]:
 def test_every_setting_is_reached_through_the_chart(read, plain, tmp_path, monkeypatch, name):
     path = tuple(name.split("."))
     text, wanted = sample(tmp_path, plain, name)
-    assert at(read(settings=BASE, env={variable(name): text}), path) == wanted
-    # In the tree a number is a number; a secret lies elsewhere.
-    written = wanted if isinstance(wanted, bool | int | float) else text
-    if not SETTINGS[name].repr:
+    if not SETTINGS[name].repr:  # it lies elsewhere
         monkeypatch.setitem(ENVIRON, "SECRET", text)
-        written = "env:SECRET"
+        text = "env:SECRET"
+    assert at(read(settings=BASE, env={variable(name): text}), path) == wanted
+    written = wanted if isinstance(wanted, bool | int | float) else text  # in the tree a number is a number
     assert at(read(settings=merged(BASE, branch(path, written))), path) == wanted
 
 
@@ -109,6 +108,17 @@ def test_a_secret_never_gets_into_a_config_map(chart, name):
     for written in (secret, [secret], ["file:/run/secrets/esp-reconciler/key", secret]):
         refusal = chart.refusal({"settings": branch(path, written)})
         assert f"settings.{name} holds a secret" in refusal
+        assert secret not in refusal
+
+
+@pytest.mark.parametrize("of", ["env", "receiver.env", "reconciler.env", "migrate.env"])
+def test_a_secret_never_gets_into_a_deployment_or_a_job(chart, of):
+    for name, secret in (
+        ("RECONCILER_DATABASE__URL", "postgresql://app:open@db/mail"),
+        ("SENDGRID_KEY", "open-secret"),
+    ):
+        refusal = chart.refusal(branch((*of.split("."), name), secret))
+        assert f"{of}.{name} holds a secret" in refusal
         assert secret not in refusal
 
 

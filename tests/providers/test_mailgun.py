@@ -3,45 +3,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import pytest
 from anymail_compare import anymail_events
-from case_files import FIXTURES, case, delivery, fixture, no_fetch
+from case_files import FIXTURES, case, delivery, fixture
 from hypothesis import given
 from hypothesis import strategies as st
+from test_mailgun_signature import KEY, feed, signed, verify
 
 from webhooks.event import Event
-from webhooks.provider import BadPayload, Delivery, Feed, Refused, Verdict, Verified
+from webhooks.provider import BadPayload, Delivery, Refused, Verified
 from webhooks.providers.mailgun import PROVIDER
 
-KEY = "signing-key-one"
-NOW = datetime(2026, 11, 2, 9, 0, tzinfo=UTC)
-SIGNED_AT = str(int(NOW.timestamp()))
-TOKEN = "070c160a6299c5438070b1aa737b14fc2992ed49579c142648"
 OUR_KEY = "e15bd8fd5b6b63a6f91c331d3c0702980d93474c2b1c4474"
 MESSAGE = "20261102081504.6f1e2d3c4b5a6978@mg.shop.example.com"
-
-
-def sign(timestamp: str = SIGNED_AT, token: str = TOKEN, key: str = KEY) -> str:
-    return hmac.new(key.encode(), (timestamp + token).encode(), hashlib.sha256).hexdigest()
-
-
-def signed(signature: Any = None, **event: Any) -> Delivery:
-    block = signature if signature is not None else {"timestamp": SIGNED_AT, "token": TOKEN, "signature": sign()}
-    return Delivery(json.dumps({"signature": block, "event-data": event}).encode(), {})
-
-
-def feed(*secrets: str, tolerance: timedelta | None = None) -> Feed:
-    return Feed("mailgun-main", "mailgun", secrets, tolerance)
-
-
-async def verify(request: Delivery, of: Feed) -> Verdict:
-    return await PROVIDER.verify(request, of, NOW, no_fetch)
 
 
 def parse(**event: Any) -> Event:

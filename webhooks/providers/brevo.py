@@ -20,7 +20,6 @@ from webhooks.event import (
     bounded_id,
     derived_id,
     is_plain_address,
-    same_mailbox,
     unread,
 )
 from webhooks.payload import at, first, iso_time, load_object, load_or_none, load_text, short, split, text_at, unix_time
@@ -234,10 +233,10 @@ class Brevo:
         for filters in _filters(query):
             async for item in _listed(filters, feed, api):
                 event, by_tag = _found(item, query.wire_key), "tags" in filters
-                if not by_tag and _is_of_another_time(event, query):
+                if not by_tag and query.is_of_another_time(event):
                     continue
                 found = found or event.send_key == query.wire_key
-                unnamed = unnamed or (event.send_key is None and (by_tag or _may_be_theirs(event, query)))
+                unnamed = unnamed or (event.send_key is None and (by_tag or query.may_be_to(event.recipient)))
                 yield event
             if query.wire_key and found:
                 return
@@ -352,14 +351,6 @@ def _listed(filters: dict[str, str], feed: Feed, api: Api) -> AsyncIterator[Any]
         return [] if answer == {} else items(answer, "events")
 
     return by_offset(ask)
-
-
-def _is_of_another_time(event: Event, query: Query) -> bool:
-    return event.occurred_at is not None and not query.since <= event.occurred_at <= query.until
-
-
-def _may_be_theirs(event: Event, query: Query) -> bool:
-    return event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
 
 
 def _found(item: object, wanted: str | None) -> Event:

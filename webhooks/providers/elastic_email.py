@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from msgspec.structs import replace
 
 from webhooks.asking import Api, ApiError, Query, by_offset, credential, items, needed, utc
-from webhooks.event import HASHED_KEY, PLAIN_KEY, Event, Kind, Testimony, bounded_id, derived_id, same_mailbox, unread
+from webhooks.event import HASHED_KEY, PLAIN_KEY, Event, Kind, Testimony, bounded_id, derived_id, unread
 from webhooks.forms import form_fields, query_fields
 from webhooks.payload import first, id_at, iso_time, load_or_none, short, text_at
 from webhooks.provider import (
@@ -281,8 +281,7 @@ def _listed(place: str, query: Query, feed: Feed, api: Api) -> AsyncIterator[Any
 
 def _may_be_sought(event: Event, query: Query) -> bool:
     # A channel of such a form as a plain key may be the application's own, which took the place of our key.
-    to_them = event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
-    return to_them and not HASHED_KEY.fullmatch(event.send_key or "")
+    return query.may_be_to(event.recipient) and not HASHED_KEY.fullmatch(event.send_key or "")
 
 
 def _found(item: object) -> Event:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from msgspec.structs import replace
 
 from webhooks.asking import Api, ApiError, Pages, Query, bearer, credential, items, needed
-from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id, same_mailbox
+from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id
 from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, text_at
 from webhooks.provider import (
     UNKNOWN,
@@ -248,7 +248,7 @@ class MailerSend:
         found, unnamed = False, False
         async for item in _listed(query, feed, api):
             event = _found(item)
-            found, unnamed = found or event.send_key == query.wire_key, unnamed or _may_be_sought(event, query)
+            found, unnamed = found or event.send_key == query.wire_key, unnamed or query.is_unnamed(event)
             yield event
         if query.wire_key and unnamed and not found:
             raise ApiError(
@@ -348,11 +348,6 @@ def _goes_on(answer: object) -> bool:
     if not isinstance(links, dict) or "next" not in links:
         raise ApiError("garbage", "the list of activities does not say whether it goes on")
     return links["next"] is not None or len(items(answer, "data")) >= _PAGE  # a full page may go on whatever it says
-
-
-def _may_be_sought(event: Event, query: Query) -> bool:
-    to_them = event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
-    return to_them and event.send_key is None
 
 
 def _found(item: object) -> Event:

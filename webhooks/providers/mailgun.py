@@ -19,7 +19,7 @@ import msgspec
 
 from webhooks import asking
 from webhooks.asking import Api, ApiError, Change, Pages, Query, basic, credential, items, needed
-from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address, same_mailbox
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address
 from webhooks.forms import form_fields
 from webhooks.payload import at, first, load_object, load_or_none, load_text, short, text_at, unix_time
 from webhooks.provider import (
@@ -198,7 +198,7 @@ class Mailgun:
             async for item in _listed(feed, api, {**span, **filters}):
                 event = _found(item)
                 found = found or event.send_key == query.wire_key
-                unnamed = unnamed or (event.send_key is None and _may_be_to(event, query.recipient))
+                unnamed = unnamed or query.is_unnamed(event)
                 yield event
         if query.recipient and unnamed and not found:
             raise ApiError("unnamed", "an event of this recipient's, or of nobody's in particular, shows no send_key")
@@ -365,7 +365,7 @@ def _reason(data: dict[str, Any]) -> str | None:
     return short(" ".join(filter(None, words)))
 
 
-async def _call(feed: Feed, api: Api, method: str, path: str, **sent: Any) -> asking.Reply:
+async def _call(feed: Feed, api: Api, method: str, path: str, **sent: Any) -> asking.ApiReply:
     login = basic("api", credential(feed.api_key, "api_key", feed))
     return await api.call(method, (feed.api_url or _API) + path, headers=login, **sent)
 
@@ -379,10 +379,6 @@ def _filters(recipient: str | None) -> list[dict[str, str]]:
     if recipient and is_plain_address(recipient):
         return [{"recipient": recipient}, {"event": "rejected"}]  # what was rejected has no recipient
     return [{}]
-
-
-def _may_be_to(event: Event, recipient: str | None) -> bool:
-    return event.recipient is None or same_mailbox(event.recipient, recipient)
 
 
 async def _listed(feed: Feed, api: Api, params: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from webhooks.asking import Api, ApiError, Query, basic, by_offset, credential, items, needed, utc
-from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id, same_mailbox, unread
+from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id, unread
 from webhooks.payload import at, id_at, iso_time, load_object, load_or_none, load_text, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
@@ -317,8 +317,7 @@ def _listed(query: Query, filters: dict[str, str], feed: Feed, api: Api) -> Asyn
 
 def _may_be_sought(event: Event, query: Query) -> bool:
     # A CustomID that is no hash may be the application's own, which took the place of our key.
-    to_them = event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
-    return to_them and not HASHED_KEY.fullmatch(event.send_key or "")
+    return query.may_be_to(event.recipient) and not HASHED_KEY.fullmatch(event.send_key or "")
 
 
 def _found(item: object) -> Event:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from webhooks.asking import Api, ApiError, Pages, Query, bearer, credential, items, needed, utc
-from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id, same_mailbox, unread
+from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id, unread
 from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
@@ -216,7 +216,7 @@ class Mailtrap:
         for filters in _filters(query):
             async for item in _listed(filters, feed, api):
                 event = await _found(item, query.wire_key, feed, api)
-                found, unnamed = found or event.send_key == query.wire_key, unnamed or _may_be_sought(event, query)
+                found, unnamed = found or event.send_key == query.wire_key, unnamed or query.is_unnamed(event)
                 yield event
             if query.wire_key and found:
                 return
@@ -317,11 +317,6 @@ async def _listed(filters: Mapping[str, str], feed: Feed, api: Api) -> AsyncIter
             return
         params["search_after"] = str(answer["next_page_cursor"])
         pages.turn(params["search_after"])
-
-
-def _may_be_sought(event: Event, query: Query) -> bool:
-    to_them = event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
-    return to_them and event.send_key is None
 
 
 async def _found(item: object, wanted: str | None, feed: Feed, api: Api) -> Event:

@@ -23,7 +23,6 @@ from webhooks.event import (
     bounded_id,
     derived_id,
     is_plain_address,
-    same_mailbox,
     unread,
 )
 from webhooks.forms import form_fields
@@ -240,9 +239,9 @@ class Mandrill:
         found, unnamed = False, False
         async for item in _listed(query, feed, api):
             event = _found(item)
-            if _is_of_another_time(event, query):
+            if query.is_of_another_time(event):
                 continue
-            found, unnamed = found or event.send_key == query.wire_key, unnamed or _may_be_sought(event, query)
+            found, unnamed = found or event.send_key == query.wire_key, unnamed or query.is_unnamed(event)
             yield event
         if query.wire_key and unnamed and not found:
             raise ApiError(
@@ -368,15 +367,6 @@ async def _listed(query: Query, feed: Feed, api: Api) -> AsyncIterator[Any]:
     async for message in by_halves(ask, since, until + 1, _MOST):
         if at(message, "channel") != "sms":
             yield message
-
-
-def _is_of_another_time(event: Event, query: Query) -> bool:
-    return event.occurred_at is not None and not query.since <= event.occurred_at <= query.until
-
-
-def _may_be_sought(event: Event, query: Query) -> bool:
-    to_them = event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
-    return to_them and event.send_key is None
 
 
 def _day(time: datetime, days: int) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from webhooks.asking import Api, ApiError, Change, Pages, Query, bearer, credential, items, needed
-from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, same_mailbox
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
 from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, text_at
 from webhooks.provider import (
     UNKNOWN,
@@ -213,7 +213,7 @@ class Resend:
         """
         found, unnamed = False, False
         async for listed in _emails(query.since, feed, api):
-            if _time(listed) > query.until or not _may_be_to(listed, query.recipient):
+            if _time(listed) > query.until or not _may_be_to(listed, query):
                 continue
             event = _found(await _call(api, feed, "GET", f"/emails/{quote(needed(listed, 'id'), safe='')}"))
             found, unnamed = found or event.send_key == query.wire_key, unnamed or event.send_key is None
@@ -324,9 +324,8 @@ def _time(email: object) -> datetime:
     raise ApiError("garbage", "an e-mail of the API's answer has no created_at")
 
 
-def _may_be_to(email: object, recipient: str | None) -> bool:
-    everybody = [text_at(address) for address in _everybody(email)] or [None]
-    return recipient is None or any(address is None or same_mailbox(address, recipient) for address in everybody)
+def _may_be_to(email: object, query: Query) -> bool:
+    return any(query.may_be_to(text_at(address)) for address in _everybody(email) or [None])
 
 
 def _found(email: object) -> Event:

@@ -16,7 +16,7 @@ import msgspec
 
 from webhooks import sns
 from webhooks.asking import Api, ApiError, Pages, Query, credential, items, needed, utc
-from webhooks.event import Event, Kind, Testimony, derived_id, is_plain_address, same_mailbox
+from webhooks.event import Event, Kind, Testimony, derived_id, is_plain_address
 from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, text_at
 from webhooks.provider import (
     UNKNOWN,
@@ -269,7 +269,7 @@ async def _events_to_recipient(
     named, of_blocked = set(), set()
     for webhook in webhooks:  # events of blocked e-mails name no e-mail: there have to be as many keys as of these
         async for event in _events_of_span(webhook, {"event_types": "email_blocklisted"}, query, feed, api):
-            if event.send_key and _may_be(event.recipient, recipient):
+            if event.send_key and query.may_be_to(event.recipient):
                 of_blocked.add(event.send_key)
             yield event
     unnamed, blocked = 0, 0
@@ -297,12 +297,8 @@ async def _emails(recipient: str, query: Query, feed: Feed, api: Api) -> AsyncIt
     if is_plain_address(recipient):
         params["mail_rcpt"] = recipient
     async for email in _listed("/emails", "emails", params, feed, api):
-        if _may_be(text_at(email, "mail_rcpt"), recipient):
+        if query.may_be_to(text_at(email, "mail_rcpt")):
             yield email
-
-
-def _may_be(address: str | None, recipient: str) -> bool:
-    return address is None or same_mailbox(address, recipient)
 
 
 async def _webhooks(feed: Feed, api: Api) -> list[str]:

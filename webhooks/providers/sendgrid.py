@@ -22,7 +22,7 @@ import msgspec
 
 from webhooks import asking
 from webhooks.asking import Api, ApiError, Change, Query, bearer, by_halves, credential, items, needed, utc
-from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address, same_mailbox, unread
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address, unread
 from webhooks.payload import at, has_doubled_names, load_object, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
@@ -231,7 +231,7 @@ class SendGrid:
         """
         found, unnamed = False, False
         async for message in by_halves(partial(_listed, query.recipient, feed, api), *query.seconds(), _MOST):
-            if not _may_be_to(message, query.recipient):
+            if not query.may_be_to(text_at(message, "to_email")):
                 continue  # its arguments need not be read
             place = f"/v3/logs/{quote(needed(message, 'sg_message_id'), safe='')}"
             for event in _found((await _call(feed, api, "GET", place)).value):
@@ -316,7 +316,7 @@ def _time(value: object) -> datetime | None:
 
 async def _call(
     feed: Feed, api: Api, method: str, path: str, value: object = None, expect: tuple[int, ...] = ()
-) -> asking.Reply:
+) -> asking.ApiReply:
     login = bearer(credential(feed.api_key, "api_key", feed))
     return await api.call(method, (feed.api_url or _API) + path, headers=login, json=value, expect=expect)
 
@@ -332,11 +332,6 @@ def _asked(recipient: str | None, since: int, until: int) -> str:
     query = f"sg_message_id_created_at >= {begin} AND sg_message_id_created_at < {end}"
     # Queries are case-sensitive, and what quotes do in them is not documented: other addresses are compared here.
     return f"{query} AND to_email = '{recipient}'" if recipient and is_plain_address(recipient) else query
-
-
-def _may_be_to(message: object, recipient: str | None) -> bool:
-    listed = text_at(message, "to_email")
-    return recipient is None or listed is None or same_mailbox(listed, recipient)
 
 
 def _found(message: object) -> Iterator[Event]:

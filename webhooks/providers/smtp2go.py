@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from webhooks.asking import Api, ApiError, Pages, Query, credential, items, needed, utc
-from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address, same_mailbox
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address
 from webhooks.forms import form_fields
 from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, text_at
 from webhooks.provider import (
@@ -202,7 +202,7 @@ class Smtp2Go:
         found, unnamed = False, False
         async for item in _listed(query, feed, api):
             event = _found(item)
-            found, unnamed = found or event.send_key == query.wire_key, unnamed or _may_be_sought(event, query)
+            found, unnamed = found or event.send_key == query.wire_key, unnamed or query.is_unnamed(event)
             yield event
         if query.wire_key and unnamed and not found:
             raise ApiError("unnamed", "an event to this recipient shows no X-Send-Key, so it may be the sought one's")
@@ -261,11 +261,6 @@ async def _listed(query: Query, feed: Feed, api: Api) -> AsyncIterator[Any]:
             return
         pages.turn(token)
         body = {**body, "continue_token": token}
-
-
-def _may_be_sought(event: Event, query: Query) -> bool:
-    to_them = event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
-    return to_them and event.send_key is None
 
 
 def _found(item: object) -> Event:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from msgspec.structs import replace
 
 from webhooks.asking import Api, ApiError, Pages, Query, credential, items, needed, utc
-from webhooks.event import HASHED_KEY, Event, Kind, Testimony, derived_id, is_plain_address, same_mailbox, unread
+from webhooks.event import HASHED_KEY, Event, Kind, Testimony, derived_id, is_plain_address, unread
 from webhooks.payload import at, id_at, iso_time, load, load_or_none, short, split, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
@@ -223,7 +223,7 @@ class SparkPost:
         for filters in _questions(query):
             async for item in _listed(filters, feed, api):
                 event = _found(item, query.wire_key)
-                found, unnamed = found or event.send_key == query.wire_key, unnamed or _may_be_sought(event, query)
+                found, unnamed = found or event.send_key == query.wire_key, unnamed or query.is_unnamed(event)
                 yield event
             if query.wire_key and found:
                 return
@@ -321,11 +321,6 @@ def _next_page(answer: Any) -> str:
     if not isinstance(page, str) or not page.startswith(_EVENTS + "?"):
         raise ApiError("garbage", "the API's answer does not say where its next page is")
     return page
-
-
-def _may_be_sought(event: Event, query: Query) -> bool:
-    to_them = event.recipient is None or query.recipient is None or same_mailbox(event.recipient, query.recipient)
-    return to_them and event.send_key is None
 
 
 def _found(item: Any, wanted: str | None) -> Event:

@@ -25,5 +25,15 @@ for (const form of document.querySelectorAll("form[method=post]")) {
   });
 }
 
-// Coming back by the browser's history finds the buttons as they were left.
-addEventListener("pageshow", () => document.querySelectorAll("button:disabled").forEach((button) => { button.disabled = false; }));
+// Browsers keep the pages of their history in memory, whatever they were told: none is shown after signing out.
+const signOut = document.querySelector("form[action='/ui/sign-out']");
+signOut?.addEventListener("submit", () => sessionStorage.setItem("signed out", "yes"));
+
+// Coming back by the history finds the buttons as they were left.
+addEventListener("pageshow", (event) => {
+  if (event.persisted && sessionStorage.getItem("signed out")) {
+    document.body.hidden = true;
+    location.reload();
+  }
+  document.querySelectorAll("button:disabled").forEach((button) => { button.disabled = false; });
+});
