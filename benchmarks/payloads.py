@@ -190,3 +190,5 @@ _ONE: Final[dict[str, Callable[[str], Delivery]]] = {
     "postmark": _postmark,
     "resend": _resend,
 }
+POSTED: Final = ("ses", *_ONE)
+"""The providers of which deliveries of one event can be made."""

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from benchmarks.events import empty_database
 from benchmarks.load import CONNECTIONS
-from benchmarks.payloads import deliveries, feeds, no_fetch
+from benchmarks.payloads import POSTED, deliveries, feeds, no_fetch
 from benchmarks.programs import Load
 from benchmarks.stand import Comparison, Result, Scale, Side, compare
 from reconciler.postgres import EmbeddedPostgres
@@ -80,7 +80,7 @@ async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
             await bench.against_empty(MAIN, scale.of(POSTS), scale.rounds, 0.5),
             await bench.against_single_inserts(posts, rounds),
         ]
-        others = [provider for provider in PROVIDERS if provider != MAIN]
+        others = [provider for provider in POSTED if provider != MAIN]
         return results + [await bench.against_empty(provider, posts, rounds, None) for provider in others]
 
 
