@@ -106,7 +106,7 @@ _PASSES: Final[Mapping[str, Form]] = {
         CROSS JOIN LATERAL (
             SELECT CASE WHEN f.share > 0 THEN least(ceil((hour.n + f.wanted) / f.share) + 1, 1e7) ELSE 0 END::bigint
                        AS claims,
-                   CASE WHEN f.canary < 1 THEN least(ceil(f.canary * (hour.unproved + f.wanted)), 1000)
+                   CASE WHEN f.canary < 1 THEN least(ceil(f.canary * (hour.unproved + f.wanted)) + 1, 1000)
                         ELSE 0 END::bigint AS proved
         ) AS needed
         CROSS JOIN LATERAL (

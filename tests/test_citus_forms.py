@@ -30,7 +30,7 @@ STATEMENTS = {
     "reconciler.neighbours.NEIGHBOURS": "ad2067f9",
     "reconciler.neighbours.AMBIGUOUS": "f8ee2f6c",
     "reconciler.outcomes.FOLLOW": "6667ce65",
-    "reconciler.releasing.USAGE": "a47a5598",
+    "reconciler.releasing.USAGE": "e5c9ae66",
     "reconciler.reports.VANISHED": "0604f15c",
     "reconciler.restore.KEEP_HIGHEST_FENCE": "df18095a",
     "reconciler.retention.FEEDS": "83196830",

@@ -321,6 +321,17 @@ async def test_a_few_are_released_first_and_the_rest_once_nothing_was_heard_of_t
     assert await breaker(db) is None
 
 
+async def test_releases_that_proved_right_speak_for_all_that_their_share_allows_whatever_the_rounding(
+    db: asyncpg.Pool,
+) -> None:
+    await old_claims(db, "earlier", 20, age=30 * MINUTE)
+    assert (await reconcile(db, GIVES_UP, limit=budget(20))).counts["released:gave_up"] == 20
+    await db.execute(OLDER, GRACE, "earlier%")
+    await old_claims(db, "send", 25, age=30 * MINUTE)
+    counts = (await reconcile(db, GIVES_UP, limit=replace(CANARY, canary=0.68))).counts  # 17 / 0.68 is less than 25
+    assert (counts["released:gave_up"], counts["held:canary"]) == (25, 0)
+
+
 @pytest.mark.parametrize("found", ["late evidence", "a late answer", "a duplicate"])
 async def test_a_canary_that_was_wrong_begins_it_anew(db: asyncpg.Pool, found: str) -> None:
     canaries = await release_canaries(db)
