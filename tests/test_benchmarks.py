@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize("name", sorted(BENCHMARKS))
 def test_each_benchmark_measures_something(name: str, tmp_path: Path) -> None:
     if name == "j":
-        pytest.importorskip("anymail", reason="the alternative comes with the extra `bench`")
+        pytest.importorskip("gunicorn", reason="the alternative comes with the extra `bench`")
     figures = tmp_path / "figures.json"
     command = [sys.executable, "-m", "benchmarks", "--quick", "--only", name, "--json", str(figures)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
