@@ -30,13 +30,13 @@ END $$
 FILL_SENT: Final = """
 INSERT INTO send_log (wire_key, send_key, state, feed, recipient, recipient_key, attempt, fence, claimed_by,
     first_claimed_at, claimed_at, submit_by, answered_at, provider_message_id, verdict_source, verdict_reason, sent_at,
-    delivery, delivery_at, created_at, updated_at)
+    delivery, delivery_at, heard_at, created_at, updated_at)
 SELECT left(encode(sha256(('sent:' || n)::bytea), 'hex'), 48), 'order.receipt:' || n || ':user' || n || '@example.com',
     'sent', 'feed-' || n % $2, 'user' || n || '@example.com', 'user' || n || '@example.com', 1, n, 'worker-' || n % 16,
     at, at, at + interval '60 s', CASE WHEN answered THEN at + interval '300 ms' END,
     md5('message:' || n) || '@mx.example.com', CASE WHEN answered THEN 'sender' ELSE 'feed' END,
     CASE WHEN answered THEN 'answered' ELSE 'accepted' END, at + interval '300 ms', 'delivered', at + interval '8 s',
-    at, at
+    CASE WHEN answered THEN at + interval '10 s' END, at, at
 FROM (SELECT n, age, clock_timestamp() - interval '5 min' - age AS at,
              age < interval '20 hours' OR n * 7 % 11 > 3 AS answered
       FROM generate_series(1, $1) AS n,
@@ -114,18 +114,15 @@ WITH watched AS MATERIALIZED (
               s.provider_message_id
 ), absent AS MATERIALIZED (
     SELECT w.wire_key, w.fence, count(*) FILTER (WHERE c.side = 'before') AS before,
-           count(*) FILTER (WHERE c.side = 'after') AS after, count(*) FILTER (WHERE EXISTS (
-               SELECT FROM provider_event e WHERE e.wire_key = c.wire_key AND e.feed = w.feed
-                   AND (e.partition_at >= w.claimed_at - interval '1 day' OR e.partition_at = '1970-01-01 00:00:00+00')
-                   AND e.source IN ('http', 'sqs', 'replay', 'back-fill'))) AS heard
+           count(*) FILTER (WHERE c.side = 'after') AS after, count(c.heard_at) AS heard
     FROM watched w
     CROSS JOIN LATERAL (
-        (SELECT wire_key, 'before' AS side FROM control
+        (SELECT heard_at, 'before' AS side FROM control
          WHERE feed = w.feed AND message_class = w.message_class AND wire_key <> w.wire_key
            AND first_claimed_at <= w.claimed_at AND first_claimed_at > w.claimed_at - interval '1 hour'
          ORDER BY first_claimed_at DESC LIMIT 3)
         UNION ALL
-        (SELECT wire_key, 'after' FROM control
+        (SELECT heard_at, 'after' FROM control
          WHERE feed = w.feed AND message_class = w.message_class AND wire_key <> w.wire_key
            AND first_claimed_at > w.claimed_at AND first_claimed_at < w.claimed_at + interval '1 hour'
          ORDER BY first_claimed_at LIMIT 3)

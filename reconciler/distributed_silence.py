@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How it is measured on tables distributed with Citus what silence is worth: the samples are taken by functions.
 
-For each row of one table no bounded sample of another can be asked of Citus in one statement.
+For each row of one table no bounded sample of another can be asked of Citus in one statement. There no row remembers
+when it was heard of: the events are asked about each control.
 """
 
 from __future__ import annotations
@@ -85,14 +86,16 @@ SILENCE: Final[Mapping[str, Form]] = {
         FROM citus_causes($1, $2, $3) GROUP BY reported
     """,
     neighbours.NEIGHBOURS: """
-        SELECT asked.n, before.keys AS keys_before, before.at AS before, before.domains AS domains_before,
-               after.keys AS keys_after, after.at AS after, after.domains AS domains_after
+        SELECT asked.n, before.keys AS keys_before, before.at AS before, before.heard AS heard_before,
+               before.domains AS domains_before,
+               after.keys AS keys_after, after.at AS after, after.heard AS heard_after, after.domains AS domains_after
         FROM unnest($1::int[], $2::text[], $3::text[], $4::float8[], $5::float8[], $6::float8[], $7::bool[])
             AS asked(n, feed, message_class, oldest, youngest, until, of_domain)
         CROSS JOIN LATERAL (SELECT CASE WHEN asked.of_domain THEN 250 ELSE 25 END AS n) AS most
         CROSS JOIN LATERAL (
             SELECT coalesce(array_agg(wire_key), '{}') AS keys,
                    coalesce(array_agg(date_part('epoch', first_claimed_at)), '{}') AS at,
+                   coalesce(array_agg(NULL::float8), '{}') AS heard,
                    coalesce(array_agg(domain) FILTER (WHERE asked.of_domain), '{}') AS domains
             FROM citus_controls(asked.feed, asked.message_class, to_timestamp(asked.oldest) - interval '1 hour',
                                 to_timestamp(asked.oldest), most.n, true)
@@ -100,6 +103,7 @@ SILENCE: Final[Mapping[str, Form]] = {
         CROSS JOIN LATERAL (
             SELECT coalesce(array_agg(wire_key), '{}') AS keys,
                    coalesce(array_agg(date_part('epoch', first_claimed_at)), '{}') AS at,
+                   coalesce(array_agg(NULL::float8), '{}') AS heard,
                    coalesce(array_agg(domain) FILTER (WHERE asked.of_domain), '{}') AS domains
             FROM (
                 SELECT * FROM citus_controls(asked.feed, asked.message_class, to_timestamp(asked.until),

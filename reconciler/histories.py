@@ -107,36 +107,35 @@ SELECT count(*) FROM (SELECT FROM control WHERE feed = $1 AND message_class = $2
     AND first_claimed_at > $3::timestamptz - interval '1 day' AND first_claimed_at <= $3 LIMIT $4 + 1) AS c
 """
 
+# The events are asked where no row knows when it was heard of.
 NEWEST_CONTROLS: Final = """
-SELECT date_part('epoch', c.first_claimed_at) AS at, date_part('epoch', heard.at - c.first_claimed_at) AS lag, c.domain
-FROM (SELECT wire_key, first_claimed_at, CASE WHEN $6 THEN domain END AS domain FROM control
+SELECT date_part('epoch', c.first_claimed_at) AS at,
+       date_part('epoch', CASE WHEN c.heard_at <= $4 THEN c.heard_at WHEN c.heard_at IS NULL THEN (
+           SELECT min(e.received_at) FROM feed_event e
+           WHERE e.wire_key = c.wire_key AND e.feed = $1 AND e.received_at <= $4
+             AND (e.partition_at >= $3::timestamptz - interval '31 days' OR e.partition_at = '1970-01-01 00:00:00+00')
+       ) END - c.first_claimed_at) AS lag, c.domain
+FROM (SELECT wire_key, first_claimed_at, heard_at, CASE WHEN $6 THEN domain END AS domain FROM control
       WHERE feed = $1 AND message_class = $2
           AND first_claimed_at > $3::timestamptz - interval '30 days' AND first_claimed_at <= $3
       ORDER BY first_claimed_at DESC LIMIT $5) AS c
-CROSS JOIN LATERAL (
-    SELECT min(e.received_at) AS at FROM feed_event e
-    WHERE e.wire_key = c.wire_key AND e.feed = $1
-      AND (e.partition_at >= $3::timestamptz - interval '31 days' OR e.partition_at = '1970-01-01 00:00:00+00')
-      AND e.received_at <= $4
-) AS heard
 """
 
 # As many, 21 of each quarter of an hour: an outage of a minute must not be all of a busy feed's history.
 SPREAD_CONTROLS: Final = """
-SELECT date_part('epoch', c.first_claimed_at) AS at, date_part('epoch', heard.at - c.first_claimed_at) AS lag, c.domain
+SELECT date_part('epoch', c.first_claimed_at) AS at,
+       date_part('epoch', CASE WHEN c.heard_at <= $4 THEN c.heard_at WHEN c.heard_at IS NULL THEN (
+           SELECT min(e.received_at) FROM feed_event e
+           WHERE e.wire_key = c.wire_key AND e.feed = $1 AND e.received_at <= $4
+             AND (e.partition_at >= $3::timestamptz - interval '2 days' OR e.partition_at = '1970-01-01 00:00:00+00')
+       ) END - c.first_claimed_at) AS lag, c.domain
 FROM generate_series(1, 96) AS quarter
 CROSS JOIN LATERAL (
-    SELECT wire_key, first_claimed_at, CASE WHEN $6 THEN domain END AS domain FROM control
+    SELECT wire_key, first_claimed_at, heard_at, CASE WHEN $6 THEN domain END AS domain FROM control
     WHERE feed = $1 AND message_class = $2
         AND first_claimed_at > $3::timestamptz - quarter * interval '15 min'
         AND first_claimed_at <= $3::timestamptz - (quarter - 1) * interval '15 min'
     ORDER BY first_claimed_at DESC LIMIT $5 / 96 + 1) AS c
-CROSS JOIN LATERAL (
-    SELECT min(e.received_at) AS at FROM feed_event e
-    WHERE e.wire_key = c.wire_key AND e.feed = $1
-      AND (e.partition_at >= $3::timestamptz - interval '2 days' OR e.partition_at = '1970-01-01 00:00:00+00')
-      AND e.received_at <= $4
-) AS heard
 """
 
 

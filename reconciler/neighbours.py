@@ -13,6 +13,8 @@ from datetime import datetime
 from operator import itemgetter
 from typing import Final
 
+import asyncpg
+
 from reconciler.histories import Histories
 from reconciler.history import Stratum
 from reconciler.ledger import Connection
@@ -30,9 +32,6 @@ from reconciler.silence import (
     slot,
     worse,
 )
-
-MOST_HEARD: Final = 5000
-"""Controls of a feed of which it is remembered when they were heard of."""
 
 
 async def assess_silence(
@@ -54,16 +53,20 @@ async def assess_silence(
     return found
 
 
-# Where domains differ the sends of others lie between; where they don't nobody takes them out of the recipients.
+# Where domains differ the sends of others lie between; where they don't nobody takes them out of the recipients. Keys
+# are named only where the row doesn't know when its feed first spoke of it.
 NEIGHBOURS: Final = """
-SELECT asked.n, before.keys AS keys_before, before.at AS before, before.domains AS domains_before,
-       after.keys AS keys_after, after.at AS after, after.domains AS domains_after
+SELECT asked.n, before.keys AS keys_before, before.at AS before, before.heard AS heard_before,
+       before.domains AS domains_before,
+       after.keys AS keys_after, after.at AS after, after.heard AS heard_after, after.domains AS domains_after
 FROM unnest($1::int[], $2::text[], $3::text[], $4::float8[], $5::float8[], $6::float8[], $7::bool[])
     AS asked(n, feed, message_class, oldest, youngest, until, of_domain)
 CROSS JOIN LATERAL (
-    SELECT coalesce(array_agg(wire_key), '{}') AS keys, coalesce(array_agg(at), '{}') AS at,
+    SELECT coalesce(array_agg(CASE WHEN heard_at IS NULL THEN wire_key END), '{}') AS keys,
+           coalesce(array_agg(at), '{}') AS at,
+           coalesce(array_agg(CASE WHEN heard_at <= $8 THEN date_part('epoch', heard_at) END), '{}') AS heard,
            coalesce(array_agg(domain) FILTER (WHERE asked.of_domain), '{}') AS domains
-    FROM (SELECT wire_key, date_part('epoch', first_claimed_at) AS at,
+    FROM (SELECT wire_key, heard_at, date_part('epoch', first_claimed_at) AS at,
                  CASE WHEN asked.of_domain THEN domain END AS domain
           FROM control
           WHERE feed = asked.feed AND message_class = asked.message_class
@@ -72,10 +75,12 @@ CROSS JOIN LATERAL (
           ORDER BY first_claimed_at DESC LIMIT CASE WHEN asked.of_domain THEN 250 ELSE 25 END) AS c
 ) AS before
 CROSS JOIN LATERAL (
-    SELECT coalesce(array_agg(wire_key), '{}') AS keys, coalesce(array_agg(at), '{}') AS at,
+    SELECT coalesce(array_agg(CASE WHEN heard_at IS NULL THEN wire_key END), '{}') AS keys,
+           coalesce(array_agg(at), '{}') AS at,
+           coalesce(array_agg(CASE WHEN heard_at <= $8 THEN date_part('epoch', heard_at) END), '{}') AS heard,
            coalesce(array_agg(domain) FILTER (WHERE asked.of_domain), '{}') AS domains
     FROM (
-        (SELECT wire_key, date_part('epoch', first_claimed_at) AS at,
+        (SELECT wire_key, heard_at, date_part('epoch', first_claimed_at) AS at,
                 CASE WHEN asked.of_domain THEN domain END AS domain
          FROM control
          WHERE feed = asked.feed AND message_class = asked.message_class
@@ -83,7 +88,7 @@ CROSS JOIN LATERAL (
            AND first_claimed_at < to_timestamp(asked.until) + interval '1 hour' AND first_claimed_at <= $8
          ORDER BY first_claimed_at LIMIT CASE WHEN asked.of_domain THEN 250 ELSE 25 END)
         UNION ALL
-        (SELECT wire_key, date_part('epoch', first_claimed_at) AS at,
+        (SELECT wire_key, heard_at, date_part('epoch', first_claimed_at) AS at,
                 CASE WHEN asked.of_domain THEN domain END AS domain
          FROM control
          WHERE feed = asked.feed AND message_class = asked.message_class
@@ -93,10 +98,10 @@ CROSS JOIN LATERAL (
 ) AS after
 """
 
-Neighbour = tuple[str, float]
-"""Wire key and time of a control."""
+Neighbour = tuple[float, float | None, str | None]
+"""Of a control: its time, when it was heard of, and its wire key where its row doesn't know that."""
 
-_when: Final = itemgetter(1)
+_when: Final = itemgetter(0)
 
 Sides = tuple[list[Neighbour], list[Neighbour]]
 """Controls before and after the claims of a bucket."""
@@ -119,30 +124,25 @@ async def _neighbours(
     found: list[Sides] = [([], []) for _ in own]
     for row in await connection.fetch(NEIGHBOURS, *columns, now):
         of, (before, after) = own[row["n"]].stratum, found[row["n"]]
-        before.extend(_of_stratum(histories[of.feed], of, row["keys_before"], row["before"], row["domains_before"]))
-        after.extend(_of_stratum(histories[of.feed], of, row["keys_after"], row["after"], row["domains_after"]))
+        before.extend(_of_stratum(histories[of.feed], of, row, "before"))
+        after.extend(_of_stratum(histories[of.feed], of, row, "after"))
     near = [
         (sorted(before, key=_when, reverse=True)[:MOST], _nearest(after, bucket.until))
         for bucket, (before, after) in zip(own, found, strict=True)
     ]
-    return await _hear(connection, own, near, histories, now)
+    return await _hear(connection, own, near, now)
 
 
-def _of_stratum(
-    history: FeedHistory, of: Stratum, keys: Sequence[str], times: Sequence[float], domains: Sequence[str | None]
-) -> Iterable[Neighbour]:
+def _of_stratum(history: FeedHistory, of: Stratum, row: asyncpg.Record, side: str) -> Iterable[Neighbour]:
+    controls = zip(row[side], row[f"heard_{side}"], row[f"keys_{side}"], strict=True)
     if of.domain is None:
-        return zip(keys, times, strict=True)
-    of_all = zip(keys, times, domains, strict=True)
-    return ((key, at) for key, at, domain in of_all if history.belongs(domain, of))
+        return controls
+    domains = row[f"domains_{side}"]
+    return (control for control, domain in zip(controls, domains, strict=True) if history.belongs(domain, of))
 
 
 def _nearest(controls: list[Neighbour], edge: float) -> list[Neighbour]:
-    return sorted(controls, key=lambda control: abs(control[1] - edge))[:MOST]
-
-
-def _aged(controls: Sequence[Neighbour], heard: Mapping[str, float], now: float) -> list[tuple[float, float | None]]:
-    return [(now - at, heard[key] - at if key in heard else None) for key, at in controls]
+    return sorted(controls, key=lambda control: abs(control[0] - edge))[:MOST]
 
 
 # Events of a control lie between its claim and now: other partitions are not probed. An event that a wrong clock of the
@@ -158,31 +158,30 @@ GROUP BY asked.n
 """
 
 
-async def _hear(
-    connection: Connection,
-    own: Sequence[Bucket],
-    found: Sequence[Sides],
-    histories: dict[str, FeedHistory],
-    now: datetime,
-) -> list[AgedSides]:
-    """Ask when feeds first spoke of controls, where that isn't known yet: it never changes."""
-    heard = {feed: history.recall(MOST_HEARD) for feed, history in histories.items()}
-    asked: set[tuple[str, str]] = set()
-    for bucket, sides in zip(own, found, strict=True):
-        known = heard[bucket.stratum.feed]
-        asked.update((bucket.stratum.feed, key) for side in sides for key, _ in side if key not in known)
-    sends = sorted(asked)
+async def _hear(connection: Connection, own: Sequence[Bucket], near: Sequence[Sides], now: datetime) -> list[AgedSides]:
+    """Return age and lag of all controls. Of those whose row knows no lag the events are asked."""
+    sends = sorted(
+        {
+            (bucket.stratum.feed, key)
+            for bucket, sides in zip(own, near, strict=True)
+            for side in sides
+            for _, _, key in side
+            if key
+        }
+    )
     columns = [feed for feed, _ in sends], [key for _, key in sends]
     earliest = min((bucket.oldest for bucket in own), default=0.0) - FAR
-    for n, at in await connection.fetch(HEARD, *columns, earliest, now):
-        feed, key = sends[n - 1]
-        heard[feed][key] = at
+    rows = await connection.fetch(HEARD, *columns, earliest, now) if sends else []
+    told: dict[str | None, float] = {sends[n - 1][1]: at for n, at in rows}
     at = now.timestamp()
-    return [
-        (_aged(before, known, at), _aged(after, known, at))
-        for bucket, (before, after) in zip(own, found, strict=True)
-        for known in (heard[bucket.stratum.feed],)
-    ]
+    return [(_aged(before, told, at), _aged(after, told, at)) for before, after in near]
+
+
+def _aged(
+    controls: Sequence[Neighbour], told: Mapping[str | None, float], now: float
+) -> list[tuple[float, float | None]]:
+    known = ((at, told.get(key) if heard is None else heard) for at, heard, key in controls)
+    return [(now - at, None if heard is None else heard - at) for at, heard in known]
 
 
 # When the sends of half a crowd of each size begin and end, and how many sends there are on each side, at most half of

@@ -2,7 +2,8 @@
 """What became of messages that were taken: `delivery` of sent rows follows the events that come after the verdict.
 
 An outcome never decides anything, so here a watermark on the time of storing is good enough; it is walked again by
-OVERLAP, which outlasts the longest transaction of the receiver. Verdicts look from the rows' side instead.
+OVERLAP, which outlasts the longest transaction of the receiver. Verdicts look from the rows' side instead. With it goes
+when the feed first spoke of the send: what a pass measures feeds with, and finds in their events where it isn't noted.
 """
 
 from __future__ import annotations
@@ -40,10 +41,13 @@ WITH spoken AS MATERIALIZED (
     WHERE e.wire_key LIKE '~%'
       AND l.state = 'sent' AND e.said > ARRAY[delivery_rank(l.delivery), extract(epoch FROM l.delivery_at)]::float8[]
 ), outcome AS (
-    SELECT l.wire_key, best.best
+    SELECT l.wire_key, best.best, best.heard_at
     FROM touched JOIN send_log l USING (wire_key)
     CROSS JOIN LATERAL (
-        SELECT max(ARRAY[delivery_rank(kind), extract(epoch FROM coalesce(occurred_at, received_at))]::float8[]) AS best
+        SELECT max(ARRAY[delivery_rank(kind), extract(epoch FROM coalesce(occurred_at, received_at))]::float8[])
+                   AS best,
+               min(received_at) FILTER (WHERE e.wire_key = l.wire_key AND e.feed = l.feed AND is_feeds_voice(source))
+                   AS heard_at
         FROM provider_event e
         WHERE e.wire_key = l.wire_key
            OR e.wire_key IN (stand_in_key(l.feed, l.provider_message_id), stand_in_key(l.feed, l.known_message_id))
@@ -53,7 +57,7 @@ WITH spoken AS MATERIALIZED (
     ORDER BY l.wire_key
 )
 UPDATE send_log l SET delivery = delivery_name(o.best[1]::int), delivery_at = to_timestamp(o.best[2]),
-    updated_at = clock_timestamp()
+    heard_at = coalesce(l.heard_at, o.heard_at), updated_at = clock_timestamp()
 FROM outcome o
 WHERE l.wire_key = o.wire_key AND l.state = 'sent'
   AND (l.delivery, l.delivery_at) IS DISTINCT FROM (delivery_name(o.best[1]::int), to_timestamp(o.best[2]))

@@ -141,7 +141,6 @@ class FeedHistory:
     """How dense its sends lay, by slot, as far as that was asked."""
     ambiguous: Spell | None = None
     """When its ambiguous sends were, of the stretch of time that was asked about last."""
-    _heard: dict[str, float] = field(default_factory=dict)
     _counts: dict[str, dict[Stratum, int]] = field(default_factory=dict)
     _strata: dict[tuple[str, str | None], Stratum] = field(default_factory=dict)
     _curves: dict[tuple[Stratum, str | None], Curve] = field(default_factory=dict)
@@ -149,15 +148,6 @@ class FeedHistory:
     def prior(self, *, reported: bool) -> float:
         """Return p0 of an ambiguous send."""
         return self.causes.get(reported, REPORTED if reported else UNREPORTED).p0()
-
-    def recall(self, most: int) -> dict[str, float]:
-        """Return when it first spoke of controls, by wire key, of those that were asked about lately, to be added to.
-
-        More than `most` are forgotten, but never under the hands of a page that is judged at the same time.
-        """
-        if len(self._heard) > most:
-            self._heard = {}
-        return self._heard
 
     def stratum_of(self, message_class: str, domain: str | None) -> Stratum:
         """Return where history and recent controls of a send are taken."""

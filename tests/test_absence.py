@@ -31,14 +31,13 @@ from kit import (
     stored_delivery,
 )
 
-from reconciler import neighbours
 from reconciler.feeds import pause, resume
 from reconciler.histories import SHARES, Histories
 from reconciler.judging import Page, read_page
 from reconciler.policy import Rules
 from reconciler.reconcile import Policies, Scope, look
-from reconciler.risk import Burst, Recent
-from reconciler.silence import REMEMBERED, FeedHistory, Spell
+from reconciler.risk import Burst
+from reconciler.silence import REMEMBERED, Spell
 
 KEY = "order-1"
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -543,35 +542,6 @@ async def test_a_page_after_another_finds_the_same_ambiguous_sends_around_it_as_
             history.ambiguous = remembered
             assert crowds(after) == crowds(alone)
             assert len(crowds(after)) == len(keys)
-
-
-def test_what_is_forgotten_of_controls_stays_known_to_a_page_that_is_being_judged() -> None:
-    history = FeedHistory(FEED, 0.0, by_domain=False)
-    judged_now = history.recall(1)
-    judged_now.update(one=1.0, two=2.0)
-    assert history.recall(2) is judged_now
-    assert history.recall(1) == {}
-    assert judged_now == {"one": 1.0, "two": 2.0}
-
-
-async def test_pages_judged_side_by_side_hear_of_the_same_controls_as_a_page_alone(
-    db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await heard_neighbours(db)
-    await old_claims(db, "brown", 30, 20 * SECOND)
-    pages = [[f"brown-{n}" for n in range(first, first + 6)] for first in (0, 6, 12, 18, 24)]
-    histories = policies().histories
-
-    async def recent(keys: list[str]) -> dict[str, Recent]:
-        async with db.acquire() as connection:
-            page = await read_page(connection, histories.rules_for, histories, keys)
-        return {key: judged.assessment.recent for key, judged in page.silence.items()}
-
-    alone = [await recent(keys) for keys in pages]
-    assert {near.k for page in alone for near in page.values()} == {0}
-    monkeypatch.setattr(neighbours, "MOST_HEARD", 60)
-    for _ in range(5):
-        assert await asyncio.gather(*[recent(keys) for keys in pages]) == alone
 
 
 @pytest.mark.parametrize(
