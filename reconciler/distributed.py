@@ -229,7 +229,7 @@ _LOOKS: Final[Mapping[str, Form]] = {
             """(
             SELECT FROM send_log c WHERE c.feed = asked.feed AND c.answered_at IS NOT NULL AND c.attempt = 1
                AND c.claimed_at > greatest(stored.last_at, $2::timestamptz - interval '1 day')
-               AND c.claimed_at < $2::timestamptz - interval '1 hour' LIMIT 7) AS unheard)""",
+               AND c.claimed_at < $2::timestamptz - interval '1 hour' ORDER BY c.claimed_at LIMIT 7) AS unheard)""",
             """citus_answered(asked.feed, greatest(stored.last_at, $2::timestamptz - interval '1 day'),
                $2::timestamptz - interval '1 hour', 7) AS unheard)""",
         ),

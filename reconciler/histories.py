@@ -104,7 +104,8 @@ ORDER BY newest.first_claimed_at DESC LIMIT $3
 
 DAYS_CONTROLS: Final = """
 SELECT count(*) FROM (SELECT FROM control WHERE feed = $1 AND message_class = $2
-    AND first_claimed_at > $3::timestamptz - interval '1 day' AND first_claimed_at <= $3 LIMIT $4 + 1) AS c
+    AND first_claimed_at > $3::timestamptz - interval '1 day' AND first_claimed_at <= $3
+    ORDER BY first_claimed_at DESC LIMIT $4 + 1) AS c
 """
 
 # The events are asked where no row knows when it was heard of.

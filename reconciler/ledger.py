@@ -86,6 +86,7 @@ WITH over AS MATERIALIZED (
     WHERE state = 'pending' AND next_check_at IS NOT NULL AND release_basis = 'same_key_retry'
       AND (retry_until <= $1 OR expires_at <= $1) AND (feed = ANY ($4::text[])) = $5
       AND ($2::text IS NULL OR feed = $2) AND ($3::text IS NULL OR wire_key = $3)
+    ORDER BY next_check_at, wire_key
     LIMIT 1000
 )
 UPDATE send_log s SET state = 'claimed', released_at = NULL, release_basis = NULL, retry_until = NULL,

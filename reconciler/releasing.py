@@ -135,7 +135,7 @@ CROSS JOIN LATERAL (
 ) AS needed
 CROSS JOIN LATERAL (
     SELECT count(*) AS n FROM (SELECT FROM send_log WHERE feed = f.feed
-        AND claimed_at > statement_timestamp() - interval '1 hour' LIMIT needed.claims) AS c
+        AND claimed_at > statement_timestamp() - interval '1 hour' ORDER BY claimed_at DESC LIMIT needed.claims) AS c
 ) AS claims
 CROSS JOIN LATERAL (
     SELECT coalesce(min(n) FILTER (WHERE wrong) - 1, count(*)) AS proved

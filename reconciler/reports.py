@@ -204,7 +204,7 @@ WITH sample AS MATERIALIZED (
            wire_key NOT LIKE '~%' AS keyed
     FROM provider_event
     WHERE received_at > $1 AND ($2::text IS NULL OR feed = $2)
-    LIMIT $3
+    ORDER BY received_at DESC LIMIT $3
 ), unknown AS (
     SELECT * FROM sample e
     WHERE CASE WHEN keyed THEN NOT EXISTS (SELECT FROM send_log s WHERE s.wire_key = e.wire_key)
@@ -221,7 +221,8 @@ ORDER BY feed, keyed DESC, events DESC, kind
 
 COUNT_EVENTS: Final = """
 SELECT count(*) FROM (
-    SELECT FROM provider_event WHERE received_at > $1 AND ($2::text IS NULL OR feed = $2) LIMIT $3
+    SELECT FROM provider_event WHERE received_at > $1 AND ($2::text IS NULL OR feed = $2)
+    ORDER BY received_at DESC LIMIT $3
 ) AS sample
 """
 

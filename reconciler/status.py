@@ -248,7 +248,7 @@ SELECT asked.feed, stored.last_at AS stored_at, refused.last_at AS refused_at, r
        (SELECT count(*) FROM (
             SELECT FROM send_log c WHERE c.feed = asked.feed AND c.answered_at IS NOT NULL AND c.attempt = 1
                AND c.claimed_at > greatest(stored.last_at, $2::timestamptz - interval '1 day')
-               AND c.claimed_at < $2::timestamptz - interval '1 hour' LIMIT 7) AS unheard)
+               AND c.claimed_at < $2::timestamptz - interval '1 hour' ORDER BY c.claimed_at LIMIT 7) AS unheard)
            > CASE WHEN stored.last_at > $2::timestamptz - interval '1 day' THEN 6 ELSE 0 END AS sends_unheard,
        refused.refused_lately, refused.lately, refused.put_off_at, refused.put_off_reason,
        (SELECT max(minute) FROM (
@@ -346,7 +346,7 @@ FROM (
     SELECT feed, wire_key FROM provider_event
     WHERE partition_at > $1::timestamptz - interval '2 days' AND received_at > $1::timestamptz - interval '1 day'
       AND wire_key NOT LIKE '~%' AND source IN ('http', 'sqs') AND ($2::text IS NULL OR feed = $2)
-    LIMIT 20000
+    ORDER BY received_at DESC LIMIT 20000
 ) AS e
 GROUP BY e.feed
 """

@@ -30,7 +30,7 @@ STATEMENTS = {
     "reconciler.neighbours.NEIGHBOURS": "05fe05b0",
     "reconciler.neighbours.AMBIGUOUS": "f8ee2f6c",
     "reconciler.outcomes.FOLLOW": "540e365b",
-    "reconciler.releasing.USAGE": "e5c9ae66",
+    "reconciler.releasing.USAGE": "9bcd0d53",
     "reconciler.reports.VANISHED": "0604f15c",
     "reconciler.restore.KEEP_HIGHEST_FENCE": "df18095a",
     "reconciler.retention.FEEDS": "83196830",
@@ -42,7 +42,7 @@ STATEMENTS = {
     "reconciler.retention.DELETE_DUPLICATES": "86cc28db",
     "reconciler.retention.DELETE_PLACES": "ad29b1df",
     "reconciler.second_witness.RESERVE": "416b7665",
-    "reconciler.status.FOREIGN": "1619f544",
+    "reconciler.status.FOREIGN": "91b0754c",
 }
 FUNCTIONS = {
     "campaign_end_released": "781dadb3",

@@ -218,6 +218,9 @@ OF_THE_LOG: Final = re.compile(
 )
 
 
+UNORDERED: Final = {"citus.COUNTS": "whether there is anything at all"}
+
+
 @pytest.fixture(scope="module")
 def logs(pg: EmbeddedPostgres, template: str) -> Iterator[dict[int, str]]:
     """The URLs of both logs, by their sizes."""
@@ -348,3 +351,25 @@ async def test_new_events_are_found_without_the_old_ones_whose_gaps_they_fill(ds
     for name in ("outcomes.FOLLOW", "duplicates.SPOKEN_OF"):
         (reading,) = desk.readings[name]
         assert reading.rows < 2000 + 4 * 128 * 12, "a thousand answers, and four ranges"
+
+
+def select_before(text: str, end: int) -> str:
+    """Return the SELECT that a LIMIT at `end` belongs to, without what stands in parentheses inside of it."""
+    level, depth = "", 0
+    for char in reversed(text[:end]):
+        depth += (char == ")") - (char == "(")
+        if depth < 0:
+            break
+        level = char * (depth == 0) + level
+    return level.rpartition("UNION ALL")[2]
+
+
+def test_whoever_takes_a_part_of_the_log_says_which() -> None:
+    """Without an order the server may well read from the oldest row on until it has found as many of the newest day."""
+    unordered = {
+        name
+        for name, text in constants().items()
+        for limit in re.finditer(r"\bLIMIT\b", text)
+        if OF_THE_LOG.search(taken := select_before(text, limit.start())) and "ORDER BY" not in taken
+    }
+    assert unordered == UNORDERED.keys()
