@@ -180,8 +180,10 @@ async def _hear(connection: Connection, own: Sequence[Bucket], near: Sequence[Si
 def _aged(
     controls: Sequence[Neighbour], told: Mapping[str | None, float], now: float
 ) -> list[tuple[float, float | None]]:
-    known = ((at, told.get(key) if heard is None else heard) for at, heard, key in controls)
-    return [(now - at, None if heard is None else heard - at) for at, heard in known]
+    return [
+        (now - at, None if (known := told.get(key) if heard is None else heard) is None else known - at)
+        for at, heard, key in controls
+    ]
 
 
 # When the sends of half a crowd of each size begin and end, and how many sends there are on each side, at most half of
