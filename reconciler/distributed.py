@@ -53,7 +53,7 @@ _TOUCHED: Final = re.compile(r"\b(send_log|provider_event|verdict|shadow_verdict
 
 
 _PASSES: Final[Mapping[str, Form]] = {
-    evidence.SETTLE_WATCHED: "SELECT * FROM citus_settle_watched($1, $2, $3, $4, $5, $6, $7, $8)",
+    evidence.SETTLE_WATCHED: "SELECT * FROM citus_settle_watched($1, $2, $3, $4, $5, $6, $7, $8) WHERE $9::int = 0",
     evidence.SETTLE_FAILED: "SELECT * FROM citus_settle_failed($1, $2, $3, $4, $5, $6, $7, $8)",
     # A page has to be judged within the minute for which a decision holds, and each sample costs milliseconds here.
     ledger.TAKE_DUE: partial(edited, ledger.TAKE_DUE, ("LIMIT 1000", "LIMIT 200")),

@@ -37,6 +37,7 @@ WITH page AS MATERIALIZED (
       AND CASE WHEN $3::text IS NULL THEN true ELSE feed = $3 END
       AND CASE WHEN $4::text IS NULL THEN true ELSE wire_key = $4 END
       AND CASE WHEN feed = ANY ($7::text[]) THEN $8 ELSE NOT $8 END
+      AND CASE WHEN hashtext(wire_key) & 1 = $9::int THEN true ELSE false END
     ORDER BY next_check_at, wire_key
     LIMIT 5000
 ), heard AS (
@@ -93,10 +94,14 @@ async def settle_watched(
     live: Live,
     pass_id: int,
     who: str,
+    half: int,
 ) -> Settled:
-    """Move a page of claimed and released rows that evidence decides, whatever the time of their next look."""
+    """Move a page of claimed and released rows that evidence decides, whatever the time of their next look.
+
+    `half` says of which half of all rows, 0 or 1: two walks go side by side, and meet in no row.
+    """
     row = await connection.fetchrow(
-        SETTLE_WATCHED, after.at, after.wire_key, feed, key, pass_id, who, sorted(live.names), live.only
+        SETTLE_WATCHED, after.at, after.wire_key, feed, key, pass_id, who, sorted(live.names), live.only, half
     )
     return _settled(row)
 

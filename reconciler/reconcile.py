@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import asyncpg
@@ -92,7 +93,7 @@ async def run_pass(
     begun = await pool.fetchrow(START_PASS, who, scope.feed, scope.wire_key)
     assert begun is not None  # noqa: S101 - an INSERT returns its row
     this = _Pass(pool, policies, scope, begun["id"], who, begun["started_at"], report, _now() + ASKING)
-    await _settle(this, evidence.settle_watched, BEGINNING)
+    await _side_by_side(_settle(this, partial(evidence.settle_watched, half=half), BEGINNING) for half in (0, 1))
     if look_at_failed:
         await _settle(this, evidence.settle_failed, Place(this.started_at - policies.late_window, ""))
     back = ledger.take_back_same_key_releases
@@ -150,6 +151,15 @@ async def _retried(
             return await statement(connection, *args, **named)
 
 
+async def _side_by_side(walks: Iterable[Coroutine[None, None, None]]) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            for walk in walks:
+                group.create_task(walk)
+    except BaseExceptionGroup as errors:  # whoever runs passes knows what a database that is away raises
+        raise errors.exceptions[0] from None
+
+
 async def _settle(this: _Pass, settle: evidence.Settle, place: Place | None) -> None:
     while place:
         page = await _retried(this, settle, place, *this.of_scope, this.policies.live, this.id, this.who)
@@ -170,12 +180,7 @@ async def _decide_due(this: _Pass) -> None:
                 return
             await _decide_and_write(this, keys)
 
-    try:
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(AT_ONCE):
-                workers.create_task(take_and_decide())
-    except BaseExceptionGroup as errors:  # whoever runs passes knows what a database that is away raises
-        raise errors.exceptions[0] from None
+    await _side_by_side(take_and_decide() for _ in range(AT_ONCE))
 
 
 async def _decide_and_write(this: _Pass, keys: Sequence[str]) -> None:

@@ -64,7 +64,7 @@ OWN: Final = {"send_claim_released": CLAIM_RELEASED, "send_claim_campaign": RELE
 
 
 async def settle_evidence(c: asyncpg.Connection, now: datetime) -> None:
-    await evidence.settle_watched(c, BEGINNING, None, None, ALL_LIVE, 1, "test")
+    await evidence.settle_watched(c, BEGINNING, None, None, ALL_LIVE, 1, "test", half=0)
     await evidence.settle_failed(c, Place(now - 7 * DAY, ""), None, None, ALL_LIVE, 1, "test")
 
 

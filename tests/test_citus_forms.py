@@ -17,7 +17,7 @@ from reconciler.migrate import default_folder
 # migrations/citus) before you write a new digest here.
 STATEMENTS = {
     "reconciler.caps.LIFT": "007a9d1b",
-    "reconciler.evidence.SETTLE_WATCHED": "3a10f4f3",
+    "reconciler.evidence.SETTLE_WATCHED": "ff9ca41b",
     "reconciler.evidence.SETTLE_FAILED": "afa70be4",
     "reconciler.histories.CLASSES": "b2cc2c91",
     "reconciler.histories.NEWEST_CONTROLS": "b618d777",
