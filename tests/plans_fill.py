@@ -57,6 +57,7 @@ BEGIN
         SELECT date_trunc('month', clock_timestamp()) - n * interval '1 month' FROM generate_series(2, 4) AS n
     LOOP
         part := 'provider_event_' || to_char(first_day, 'YYYYMM');
+        CONTINUE WHEN to_regclass(part) IS NOT NULL;  -- a month has ended since it was migrated
         EXECUTE format('CREATE TABLE %I (LIKE provider_event INCLUDING DEFAULTS INCLUDING CONSTRAINTS)', part);
         EXECUTE format('ALTER TABLE provider_event ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
             part, first_day, first_day + interval '1 month');
