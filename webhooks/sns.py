@@ -7,6 +7,7 @@ Amazon SNS messages" and "HTTP/HTTPS headers".
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.hashes import SHA1, SHA256, HashAlgorithm
 
-from webhooks.payload import iso_time, load_object
+from webhooks.payload import iso_time, load_shared
 from webhooks.provider import BadPayload, Delivery, Feed, Fetch, FetchError, Later, Parsed, Refused, Verdict, Verified
 from webhooks.signature import STALE, carries_credential, decode_base64, is_fresh
 
@@ -204,10 +205,10 @@ def _after(url: str, begin: str | None) -> str | None:
 
 def _fields(body: bytes) -> dict[str, Any] | None:
     try:
-        fields = load_object(body)
+        fields = load_shared(body)
     except BadPayload:
         return None
-    return fields if "Type" in fields else None
+    return fields if isinstance(fields, dict) and "Type" in fields else None
 
 
 def _envelope(fields: dict[str, Any]) -> Envelope | None:
@@ -326,10 +327,19 @@ def _may_issue(authority: x509.Certificate) -> bool:
 
 
 def _pinned(feed: Feed, name: str) -> bytes | None:
+    if not feed.certificates:
+        return None
+    path = f"{feed.certificates}/{name}"
     try:
-        return (Path(feed.certificates) / name).read_bytes() if feed.certificates else None
+        found = os.stat(path)  # noqa: PTH116 - at each delivery, and a Path takes as long as reading the file
+        return _read(path, (found.st_ino, found.st_size, found.st_mtime_ns))
     except OSError:
         return None
+
+
+@lru_cache(maxsize=_FETCHED_AT_MOST)
+def _read(path: str, version: tuple[int, int, int]) -> bytes:  # noqa: ARG001 - a file that was replaced is read anew
+    return Path(path).read_bytes()
 
 
 def _remember(url: str, pem: bytes) -> None:

@@ -121,6 +121,18 @@ async def test_a_pinned_certificate_is_never_fetched(aws, tmp_path):
     assert store.calls == []
 
 
+async def test_a_pinned_certificate_that_is_replaced_counts_from_the_next_delivery_on(aws, tmp_path):
+    feed = replace(FEED, certificates=str(tmp_path))
+    pinned = tmp_path / aws.certificate_url.rpartition("/")[2]
+    pinned.write_text("x" * len(aws.pem))
+    delivery = aws.delivery(aws.message(RECORD, now=NOW))
+    assert await judge(delivery, CertificateStore({}), feed) == Later("certificate")
+    aws.pin(tmp_path)
+    assert await judge(delivery, CertificateStore({}), feed) == Verified()
+    pinned.unlink()
+    assert await judge(delivery, CertificateStore({}), feed) == Later("certificate")
+
+
 async def test_a_certificate_that_is_not_pinned_yet_is_fetched(aws, tmp_path):
     delivery = aws.delivery(aws.message(RECORD, now=NOW))
     assert await judge(delivery, aws.store, replace(FEED, certificates=str(tmp_path))) == Verified()

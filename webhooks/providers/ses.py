@@ -21,7 +21,7 @@ from webhooks.asking import Api, Change, credential
 from webhooks.aws import open_client, region_of
 from webhooks.aws_policy import grant, grants, with_grant
 from webhooks.event import Event, Kind, Testimony, derived_id
-from webhooks.payload import SHORT, at, first, id_at, iso_time, load, load_or_none, short, text_at
+from webhooks.payload import SHORT, at, first, id_at, iso_time, load_or_none, load_shared, short, text_at
 from webhooks.provider import BadPayload, Delivery, Facts, Feed, Fetch, NoSample, Parsed, Provider, Stamp, Verdict
 from webhooks.reply import Reply, all_mean, by_code, by_ids, each, is_success, unclear
 
@@ -246,7 +246,7 @@ def _bulk_reply(status: int, result: object) -> Reply:
 
 def _load(raw: bytes) -> Any:
     # The sentence says in prose what identity notifications say in JSON.
-    return {"notificationType": _SUBSCRIBED} if raw.strip() == VALIDATION.encode() else load(raw)
+    return {"notificationType": _SUBSCRIBED} if raw.strip() == VALIDATION.encode() else load_shared(raw)
 
 
 def _unwrap(raw: bytes, value: Any) -> _Record:
