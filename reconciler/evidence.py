@@ -26,7 +26,8 @@ Settle = Callable[[Connection, Place, str | None, str | None, Live, int, str], A
 """Settles one page of rows by evidence: `(connection, after, feed, wire key, live feeds, pass, who)`."""
 
 
-# CASE, not OR: of what an OR leaves the planner expects too little to walk the index, and would sort all for each page.
+# One CASE, for the planner knows nothing of it: of what the conditions leave it would expect too little to walk the
+# index, and would sort all for each page.
 SETTLE_WATCHED: Final = """
 WITH page AS MATERIALIZED (
     SELECT wire_key, next_check_at, state, fence, feed, recipient_key, provider_message_id, known_message_id,
@@ -34,10 +35,8 @@ WITH page AS MATERIALIZED (
     FROM send_log
     WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL
       AND (next_check_at, wire_key) > ($1::timestamptz, $2::text)
-      AND CASE WHEN $3::text IS NULL THEN true ELSE feed = $3 END
-      AND CASE WHEN $4::text IS NULL THEN true ELSE wire_key = $4 END
-      AND CASE WHEN feed = ANY ($7::text[]) THEN $8 ELSE NOT $8 END
-      AND CASE WHEN hashtext(wire_key) & 1 = $9::int THEN true ELSE false END
+      AND CASE WHEN ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4)
+                AND (feed = ANY ($7::text[])) = $8 AND hashtext(wire_key) & 1 = $9::int THEN true ELSE false END
     ORDER BY next_check_at, wire_key
     LIMIT 5000
 ), heard AS (
@@ -98,7 +97,8 @@ async def settle_watched(
 ) -> Settled:
     """Move a page of claimed and released rows that evidence decides, whatever the time of their next look.
 
-    `half` says of which half of all rows, 0 or 1: two walks go side by side, and meet in no row.
+    `half` says of which half of all rows, 0 or 1: two walks go side by side, and meet in no row. (On tables that are
+    distributed with Citus the first half is all of them.)
     """
     row = await connection.fetchrow(
         SETTLE_WATCHED, after.at, after.wire_key, feed, key, pass_id, who, sorted(live.names), live.only, half
@@ -111,9 +111,8 @@ WITH page AS MATERIALIZED (
     SELECT wire_key, failed_at, feed, recipient_key, provider_message_id, known_message_id
     FROM send_log
     WHERE state = 'failed' AND (failed_at, wire_key) > ($1::timestamptz, $2::text)
-      AND CASE WHEN $3::text IS NULL THEN true ELSE feed = $3 END
-      AND CASE WHEN $4::text IS NULL THEN true ELSE wire_key = $4 END
-      AND CASE WHEN feed = ANY ($7::text[]) THEN $8 ELSE NOT $8 END
+      AND CASE WHEN ($3::text IS NULL OR feed = $3) AND ($4::text IS NULL OR wire_key = $4)
+                AND (feed = ANY ($7::text[])) = $8 THEN true ELSE false END
     ORDER BY failed_at, wire_key
     LIMIT 2000
 ), heard AS (

@@ -108,7 +108,7 @@ SELECT count(*) FROM (SELECT FROM control WHERE feed = $1 AND message_class = $2
     ORDER BY first_claimed_at DESC LIMIT $4 + 1) AS c
 """
 
-# The events are asked where no row knows when it was heard of.
+# The events are asked where the row doesn't know when its feed first spoke of it.
 NEWEST_CONTROLS: Final = """
 SELECT date_part('epoch', c.first_claimed_at) AS at,
        date_part('epoch', CASE WHEN c.heard_at <= $4 THEN c.heard_at WHEN c.heard_at IS NULL THEN (

@@ -145,8 +145,8 @@ def _nearest(controls: list[Neighbour], edge: float) -> list[Neighbour]:
     return sorted(controls, key=lambda control: abs(control[0] - edge))[:MOST]
 
 
-# Events of a control lie between its claim and now: other partitions are not probed. An event that a wrong clock of the
-# provider put there is missed, and the control counts as unheard: the careful side.
+# Of controls whose row doesn't know. Their events lie between claim and now: other partitions are not probed. One that
+# a wrong clock of the provider put there is missed, and the control counts as unheard: the careful side.
 HEARD: Final = """
 SELECT asked.n, date_part('epoch', min(e.received_at)) AS at
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked(feed, wire_key, n)
@@ -180,10 +180,11 @@ async def _hear(connection: Connection, own: Sequence[Bucket], near: Sequence[Si
 def _aged(
     controls: Sequence[Neighbour], told: Mapping[str | None, float], now: float
 ) -> list[tuple[float, float | None]]:
-    return [
-        (now - at, None if (known := told.get(key) if heard is None else heard) is None else known - at)
-        for at, heard, key in controls
-    ]
+    return [(now - at, _lag(at, told.get(key) if heard is None else heard)) for at, heard, key in controls]
+
+
+def _lag(at: float, heard: float | None) -> float | None:
+    return None if heard is None else heard - at
 
 
 # When the sends of half a crowd of each size begin and end, and how many sends there are on each side, at most half of

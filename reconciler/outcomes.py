@@ -2,8 +2,10 @@
 """What became of messages that were taken: `delivery` of sent rows follows the events that come after the verdict.
 
 An outcome never decides anything, so here a watermark on the time of storing is good enough; it is walked again by
-OVERLAP, which outlasts the longest transaction of the receiver. Verdicts look from the rows' side instead. With it goes
-when the feed first spoke of the send: what a pass measures feeds with, and finds in their events where it isn't noted.
+OVERLAP, which outlasts the longest transaction of the receiver. Verdicts look from the rows' side instead.
+
+With it goes when the feed first spoke of the send, by which passes measure feeds. Where that is missed, the events are
+asked; where an earlier event is committed later, it is noted too late. Both are the careful side.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ WITH spoken AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT max(ARRAY[delivery_rank(kind), extract(epoch FROM coalesce(occurred_at, received_at))]::float8[])
                    AS best,
-               min(received_at) FILTER (WHERE e.wire_key = l.wire_key AND e.feed = l.feed AND is_feeds_voice(source))
-                   AS heard_at
+               min(received_at) FILTER (WHERE e.wire_key = l.wire_key AND e.feed = l.feed AND is_feeds_voice(source)
+                   AND received_at >= l.first_claimed_at) AS heard_at
         FROM provider_event e
         WHERE e.wire_key = l.wire_key
            OR e.wire_key IN (stand_in_key(l.feed, l.provider_message_id), stand_in_key(l.feed, l.known_message_id))

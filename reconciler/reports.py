@@ -197,7 +197,7 @@ class UnknownEvents:
     groups: list[Unknown]
 
 
-# Bounded by the events' index by time of storing, and a sample where there is more.
+# Bounded by the events' index by time of storing, and the newest where there are more.
 UNKNOWN: Final = """
 WITH sample AS MATERIALIZED (
     SELECT feed, wire_key, message_id, CASE WHEN source = 'sender' THEN 'answer' ELSE kind END AS kind, received_at,

@@ -338,7 +338,7 @@ async def _refused(connection: Connection, names: list[str], now: datetime) -> l
     return [RefusedDeliveries(**row) for row in await connection.fetch(REFUSED, names, now)]
 
 
-# Bounded: one or two partitions, their index by time of storing, and a sample where there is more.
+# Bounded: one or two partitions, their index by time of storing, and the newest where there are more.
 FOREIGN: Final = """
 SELECT e.feed, count(*) AS keyed,
        count(*) FILTER (WHERE NOT EXISTS (SELECT FROM send_log s WHERE s.wire_key = e.wire_key)) AS unknown

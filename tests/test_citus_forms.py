@@ -17,8 +17,8 @@ from reconciler.migrate import default_folder
 # migrations/citus) before you write a new digest here.
 STATEMENTS = {
     "reconciler.caps.LIFT": "007a9d1b",
-    "reconciler.evidence.SETTLE_WATCHED": "ff9ca41b",
-    "reconciler.evidence.SETTLE_FAILED": "afa70be4",
+    "reconciler.evidence.SETTLE_WATCHED": "b140b916",
+    "reconciler.evidence.SETTLE_FAILED": "6e1c64ae",
     "reconciler.histories.CLASSES": "b2cc2c91",
     "reconciler.histories.NEWEST_CONTROLS": "b618d777",
     "reconciler.histories.SPREAD_CONTROLS": "e826f9b0",
@@ -29,7 +29,7 @@ STATEMENTS = {
     "reconciler.lookup.CONTROLS": "567d9297",
     "reconciler.neighbours.NEIGHBOURS": "05fe05b0",
     "reconciler.neighbours.AMBIGUOUS": "f8ee2f6c",
-    "reconciler.outcomes.FOLLOW": "540e365b",
+    "reconciler.outcomes.FOLLOW": "62b9e4c8",
     "reconciler.releasing.USAGE": "9bcd0d53",
     "reconciler.reports.VANISHED": "0604f15c",
     "reconciler.restore.KEEP_HIGHEST_FENCE": "df18095a",
@@ -55,7 +55,7 @@ FUNCTIONS = {
     "send_claim_untouched": "69d45855",
     "send_heard": "57fb5174",
     "send_note_asked_again": "2a65fe15",
-    "send_note_delivery": "19804a4e",
+    "send_note_delivery": "e054becd",
 }
 
 

@@ -28,8 +28,9 @@ from kit import (
 )
 
 from reconciler import guard, ledger, releasing
+from reconciler.evidence import settle_watched
 from reconciler.feeds import pause
-from reconciler.ledger import Decided
+from reconciler.ledger import ALL_LIVE, BEGINNING, Decided
 from reconciler.policy import Action, Verdict
 from webhooks.event import Event, Kind, Testimony
 from webhooks.inbox import Inbox
@@ -193,19 +194,42 @@ async def test_a_page_that_one_pass_has_taken_is_left_alone_by_the_others(db: as
 MANY_OF_ONE_MOMENT = """
 INSERT INTO send_log (wire_key, send_key, feed, state, attempt, fence, first_claimed_at, claimed_at, submit_by,
                       next_check_at, failed_at, verdict_source, verdict_reason)
-SELECT 'many-' || lpad(n::text, 4, '0'), 'many-' || lpad(n::text, 4, '0'), 'mg', $1, 1, n, t, t, t,
+SELECT 'many-' || lpad(n::text, 5, '0'), 'many-' || lpad(n::text, 5, '0'), 'mg', $1, 1, n, t, t, t,
     CASE WHEN $1 = 'claimed' THEN t + interval '1 day' END, CASE WHEN $1 = 'failed' THEN t END,
     CASE WHEN $1 = 'failed' THEN 'sender' END, CASE WHEN $1 = 'failed' THEN 'why' END
-FROM generate_series(1, 5001) AS n, (SELECT clock_timestamp() - interval '1 hour') AS old(t)
+FROM generate_series(1, 11000) AS n, (SELECT clock_timestamp() - interval '1 hour') AS old(t)
+"""
+
+
+LAST_OF_EACH_HALF = """
+SELECT max(wire_key) AS key FROM send_log GROUP BY hashtext(wire_key) & 1 HAVING count(*) > 5000
 """
 
 
 @pytest.mark.parametrize("of_state", ["claimed", "failed"])
 async def test_more_rows_of_one_moment_than_a_page_holds_are_all_looked_at(db: asyncpg.Pool, of_state: str) -> None:
+    """There are so many that the page of either half of them is full, and the last of each half is heard of."""
     await db.execute(MANY_OF_ONE_MOMENT, of_state)
-    await event(db, "many-5001")
+    last = [row["key"] for row in await db.fetch(LAST_OF_EACH_HALF)]
+    for key in last:
+        await event(db, key)
     await reconcile(db)
-    assert await state(db, "many-5001") == "sent"
+    assert [await state(db, key) for key in last] == ["sent", "sent"]
+
+
+async def test_the_two_halves_of_the_undecided_rows_are_all_of_them_and_share_none(db: asyncpg.Pool) -> None:
+    await db.execute(MANY_OF_ONE_MOMENT, "claimed")
+    await db.execute("DELETE FROM send_log WHERE wire_key > 'many-00100'")
+    keys = [f"many-{n:05}" for n in range(1, 101)]
+    for key in keys:
+        await event(db, key)
+    moved = []
+    for half in (0, 1):
+        async with db.acquire() as connection:
+            page = await settle_watched(connection, BEGINNING, None, None, ALL_LIVE, 1, "test", half)
+        moved.append(page.sent)
+    assert sum(moved) == 100
+    assert min(moved) > 20
 
 
 async def test_an_attempt_that_never_left_is_no_older_attempt(db: asyncpg.Pool) -> None:

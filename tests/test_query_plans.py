@@ -19,7 +19,7 @@ import asyncpg
 import pytest
 from plans_fill import FEEDS, HELD_BACK, OF_CAMPAIGN, UNDECIDED, fill
 from plans_jobs import JOBS, OWN, PAGE, Job
-from plans_kit import CUSTOM, GENERIC, Reading, constants, watched
+from plans_kit import CUSTOM, GENERIC, ROOT, Reading, constants, watched
 
 from reconciler import duplicates, histories, outcomes
 from reconciler.postgres import EmbeddedPostgres
@@ -358,7 +358,7 @@ def select_before(text: str, end: int) -> str:
     level, depth = "", 0
     for char in reversed(text[:end]):
         depth += (char == ")") - (char == "(")
-        if depth < 0:
+        if depth < 0 or (char == ";" and depth == 0):
             break
         level = char * (depth == 0) + level
     return level.rpartition("UNION ALL")[2]
@@ -366,9 +366,10 @@ def select_before(text: str, end: int) -> str:
 
 def test_whoever_takes_a_part_of_the_log_says_which() -> None:
     """Without an order the server may well read from the oldest row on until it has found as many of the newest day."""
+    functions = {file.name: file.read_text() for file in (ROOT / "migrations").glob("**/*.sql")}
     unordered = {
         name
-        for name, text in constants().items()
+        for name, text in {**constants(), **functions}.items()
         for limit in re.finditer(r"\bLIMIT\b", text)
         if OF_THE_LOG.search(taken := select_before(text, limit.start())) and "ORDER BY" not in taken
     }

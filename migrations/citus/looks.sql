@@ -16,7 +16,7 @@ LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
 BEGIN
     RETURN QUERY SELECT c.wire_key FROM send_log c
         WHERE c.feed = of_feed AND c.answered_at IS NOT NULL AND c.attempt = 1 AND c.claimed_at > after AND c.claimed_at < before
-        LIMIT most;
+        ORDER BY c.claimed_at LIMIT most;
 END $$;
 
 -- Events with a key of the last day, and how many of them name no send. See FOREIGN.
@@ -29,7 +29,7 @@ BEGIN
               FROM provider_event p LEFT JOIN send_log s ON s.wire_key = p.wire_key
               WHERE p.partition_at > t - interval '2 days' AND p.received_at > t - interval '1 day'
                 AND p.wire_key NOT LIKE '~%' AND p.source IN ('http', 'sqs') AND (of_feed IS NULL OR p.feed = of_feed)
-              LIMIT 20000) AS e
+              ORDER BY p.received_at DESC LIMIT 20000) AS e
         GROUP BY e.feed;
 END $$;
 
