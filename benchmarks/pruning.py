@@ -43,6 +43,7 @@ BEGIN
     END LOOP;
 END $$
 """
+# One a second, in the order of their time, as a log grows: what is pruned together lies together.
 OLD_SENDS: Final = """
 INSERT INTO send_log (wire_key, send_key, state, feed, recipient, recipient_key, attempt, fence, first_claimed_at,
     claimed_at, submit_by, answered_at, provider_message_id, verdict_source, verdict_reason, sent_at, created_at)
@@ -50,7 +51,7 @@ SELECT wire_key(key), key, 'sent', 'mg', address, address, 1, nextval('send_fenc
     'm-' || n, 'sender', 'answered', at, at
 FROM generate_series($1::bigint, $2::bigint) AS n
 CROSS JOIN LATERAL (SELECT 'order.receipt:' || n AS key, 'user' || n || '@example.com' AS address,
-    now() - interval '125 days' - (n % 86400) * interval '1 s' AS at) AS made
+    now() - interval '185 days' + n * interval '1 s' AS at) AS made
 """
 OLD_EVENTS: Final = """
 INSERT INTO provider_event (feed, message_id, event_id, partition_at, occurred_at, received_at, wire_key, kind,
@@ -58,7 +59,7 @@ INSERT INTO provider_event (feed, message_id, event_id, partition_at, occurred_a
 SELECT 'mg', 'm-' || n, 'e-' || n, at, at, at, wire_key('order.receipt:' || n), 'delivered', 'accepted',
     'user' || n || '@example.com', 'http', convert_to(repeat(md5(n::text), 12), 'UTF8')
 FROM generate_series($1::bigint, $2::bigint) AS n
-CROSS JOIN LATERAL (SELECT now() - interval '125 days' - (n % 80) * interval '1 day' AS at) AS made
+CROSS JOIN LATERAL (SELECT now() - interval '185 days' + n * interval '1 s' AS at) AS made
 """
 CLAIM: Final = "CALL send_claim_commit($1, 'mg', '{}')"
 CONFIRM: Final = "SELECT outcome FROM send_confirm($1, $2, $3, '{}')"
