@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import uvloop
 
 from benchmarks.payloads import deliveries, sendgrid_batches
-from benchmarks.stand import say
+from benchmarks.stand import percentile, say
 from webhooks.provider import Delivery
 
 CONNECTIONS: Final = 128
@@ -30,8 +30,11 @@ class _Client(asyncio.Protocol):
     Where an answer ends the connection, as those of gunicorn's sync workers do, it makes another.
     """
 
-    def __init__(self, requests: Iterator[bytes], answers: dict[bytes, int], done: asyncio.Future[None]) -> None:
-        self._requests, self._answers, self._done = requests, answers, done
+    def __init__(
+        self, requests: Iterator[bytes], answers: dict[bytes, int], took: list[float], done: asyncio.Future[None]
+    ) -> None:
+        self._requests, self._answers, self._took, self._done = requests, answers, took, done
+        self._posted = 0.0
         self._buffer = b""
         self._waits = False
         self._transport: Any = None
@@ -45,6 +48,7 @@ class _Client(asyncio.Protocol):
         if (answer := read_answer(self._buffer)) is None:
             return
         self._answers[answer.status] = self._answers.get(answer.status, 0) + 1
+        self._took.append(time.perf_counter() - self._posted)
         self._buffer, self._waits = b"", False
         if answer.last:
             self._transport.close()
@@ -69,7 +73,7 @@ class _Client(asyncio.Protocol):
     def _post(self) -> None:
         request = next(self._requests, None)
         if request is not None:
-            self._waits = True
+            self._waits, self._posted = True, time.perf_counter()
             self._transport.write(request)
         elif not self._done.done():
             self._done.set_result(None)
@@ -104,15 +108,16 @@ def request_bytes(delivery: Delivery, path: str) -> bytes:
 
 async def _post_all(port: int, requests: list[bytes]) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
-    left, answers = iter(requests), dict[bytes, int]()
+    left, answers, took = iter(requests), dict[bytes, int](), list[float]()
     done: list[asyncio.Future[None]] = [loop.create_future() for _ in range(CONNECTIONS)]
     begun, used = time.perf_counter(), time.process_time()
-    clients = [partial(_Client, left, answers, end) for end in done]
+    clients = [partial(_Client, left, answers, took, end) for end in done]
     await asyncio.gather(*(loop.create_connection(client, "127.0.0.1", port) for client in clients))
     await asyncio.gather(*done)
     seconds = time.perf_counter() - begun
     counts = {status.decode(): n for status, n in answers.items()}
-    return {"seconds": seconds, "answers": counts, "busy": (time.process_time() - used) / seconds}
+    busy = (time.process_time() - used) / seconds
+    return {"seconds": seconds, "answers": counts, "busy": busy, "p99": percentile(took, 0.99)}
 
 
 def main() -> None:
