@@ -46,7 +46,8 @@ def _commits() -> Iterator[tuple[str, str]]:
     newer = {path.name: _git("hash-object", str(path)).decode().strip() for path in (ROOT / "migrations").glob("*.sql")}
     for changed in _git("log", "--format=%H", "--", "migrations").decode().split():
         lines = _git("ls-tree", f"{changed}^:migrations").decode().splitlines()
-        older = {name: meta.split()[2] for meta, _, name in (line.partition("\t") for line in lines)}
+        entries = (line.partition("\t") for line in lines)
+        older = {name: meta.split()[2] for meta, _, name in entries if name.endswith(".sql")}
         if older and older.items() < newer.items():
             yield f"{changed}^", max(older).partition("_")[0]
             newer = older
