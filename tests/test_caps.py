@@ -89,8 +89,10 @@ async def test_case_070_of_twenty_to_one_person_two_go_and_the_ambiguous_one_kee
     assert await ask(db, "news:late") == "claimed", "it was resolved: it never reached anybody"
 
 
-async def test_who_waits_for_anothers_place_sees_it_taken(db: asyncpg.Pool) -> None:
-    await capped(db, 1)
+@pytest.mark.parametrize("taken", [0, 1])
+async def test_who_waits_for_anothers_place_sees_it_taken(db: asyncpg.Pool, taken: int) -> None:
+    await capped(db, taken + 1)
+    assert [await ask(db, f"news:earlier:{n}") for n in range(taken)] == ["claimed"] * taken
     async with db.acquire() as first, first.transaction():
         assert await ask(first, "news:1") == "claimed"
         second = asyncio.create_task(ask(db, "news:2"))
