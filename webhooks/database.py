@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -14,6 +16,9 @@ ACQUIRE_SECONDS: Final = 5.0
 CONNECT_SECONDS: Final = 10.0
 COMMAND_SECONDS: Final = 60.0
 PREPARED_STATEMENTS: Final = 100
+PLANS_SECONDS: Final = 5.0
+"""How old the plans of a connection may become."""
+
 ABANDONED_SECONDS: Final = 60.0
 """How long the server waits within a transaction for us, who may be gone without a word; by itself it waits for hours,
 and so does whoever wants what the transaction has locked."""
@@ -76,6 +81,7 @@ async def connect_pool(
         command_timeout=COMMAND_SECONDS,
         server_settings=settings,
         statement_cache_size=0 if pooled else PREPARED_STATEMENTS,
+        setup=None if pooled else _forgetting_plans(),
         reset=_nothing_to_reset,
     )
     return await pool
@@ -83,6 +89,33 @@ async def connect_pool(
 
 async def _nothing_to_reset(_connection: object) -> None:
     """Spare a round trip each time a connection comes back: an open transaction is ended, we set nothing else."""
+
+
+FORGET_PLANS: Final = "DISCARD PLANS"
+
+
+def _forgetting_plans() -> Callable[[Any], Awaitable[None]]:
+    """Return what lets each connection, as it is given out, forget plans that have grown old.
+
+    One that was made while a month was empty reads it from end to end for each of a page's rows when thousands have come
+    into it a minute later. The server itself forgets it only after its next ANALYZE.
+    """
+    forgotten: dict[int, float] = {}
+
+    async def setup(connection: Any) -> None:
+        server, now = connection.get_server_pid(), time.monotonic()
+        if now - forgotten.get(server, -math.inf) < PLANS_SECONDS:
+            return
+        try:
+            await connection.execute(FORGET_PLANS)
+        except BaseException:
+            connection.terminate()  # or asyncpg would wait for an answer to its goodbye
+            raise
+        for gone in [one for one, at in forgotten.items() if now - at >= PLANS_SECONDS]:
+            del forgotten[gone]
+        forgotten[server] = now
+
+    return setup
 
 
 SERVER_PROCESS: Final = "SELECT pg_backend_pid()"
