@@ -31,6 +31,8 @@ SMALL: Final = 20_000
 FEEDS: Final = 4
 OTHERS: Final = 2_000_000
 """Sent rows beside the claims, and as many events."""
+BEFORE: Final = timedelta(hours=30)
+"""Age of the youngest send of a longer past: none lies around a claim."""
 
 RULES: Final = Rules(
     grace=timedelta(minutes=15),
@@ -74,33 +76,44 @@ async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
     speed.notes.append("no event lies in the time that the walk of outcomes covers")
     await _prepare(embedded, "backlog_few", few, others)
     await _prepare(embedded, "backlog_eighth", few, others // 8)
-    name = f"(c) pass over {few:,} claims beside as many, to one beside an eighth of them"
-    long, short = partial(_warm, embedded, "backlog_few", few), partial(_warm, embedded, "backlog_eighth", few)
-    growth = await compare(name, "claims/s", 1 / 1.2, long, short, min(3, scale.rounds))
-    growth.notes.append("each after a look at all of them: what a pass reads lies in memory, as the last pass left it")
-    growth.notes.append("eight times as many sends lie around each claim: up to 50 a minute and feed are asked about")
+    await _prepare(embedded, "backlog_longer", few, others // 8, others - others // 8)
+    long, longer, short = [partial(_warm, embedded, f"backlog_{log}", few) for log in ("few", "longer", "eighth")]
+    name = f"(c) pass over {few:,} claims in a log eight times as {{}}, to that"
+    rounds = min(3, scale.rounds)
+    growth = [
+        await compare(name.format("long"), "claims/s", 1 / 1.2, longer, short, rounds),
+        await compare(name.format("dense"), "claims/s", None, long, short, rounds),
+    ]
+    growth[0].notes.append(
+        "each after a look at all of them: what a pass reads lies in memory, as the last pass left it"
+    )
+    growth[1].notes.append(
+        "eight times as many sends lie around each claim: up to 50 a minute and feed are asked about"
+    )
     large_peak = await _peak(embedded, "backlog", claims)
     await _prepare(embedded, "backlog_small", small, others)
     small_peak = await _peak(embedded, "backlog_small", small)
     note = f"{large_peak / 1024:.0f} MB against {small_peak / 1024:.0f} MB"
     memory = Figure(f"(c) peak memory, {claims:,} claims to {small:,}", large_peak / small_peak, "x", 1.2, note)
-    return [speed, growth, memory]
+    return [speed, *growth, memory]
 
 
-async def _prepare(embedded: EmbeddedPostgres, name: str, claims: int, others: int) -> None:
+async def _prepare(embedded: EmbeddedPostgres, name: str, claims: int, others: int, before: int = 0) -> None:
     begun = time.perf_counter()
     async with connected(embedded.dsn()) as connection:
         await connection.execute(f"CREATE DATABASE {name}")
     await migrate.migrate(embedded.dsn(name))
     async with connected(embedded.dsn(name)) as connection:
         await connection.execute(sql.MAKE_MONTHS)
-        await connection.execute(sql.FILL_SENT, others, FEEDS)
+        await connection.execute(sql.FILL_SENT, others, FEEDS, 0, timedelta(0))
+        if before:
+            await connection.execute(sql.FILL_SENT, before, FEEDS, others, BEFORE)
         await connection.execute(sql.FILL_CLAIMED, claims, FEEDS, False)
         await connection.execute(sql.FILL_EVENTS)
         await connection.execute(sql.FILL_DELIVERIES, FEEDS)
         await connection.execute("VACUUM (ANALYZE, FREEZE)")
         await connection.execute("CHECKPOINT")
-    say(f"    {claims:,} claims beside {others:,} sends prepared in {time.perf_counter() - begun:.0f} s")
+    say(f"    {claims:,} claims beside {others + before:,} sends prepared in {time.perf_counter() - begun:.0f} s")
 
 
 @asynccontextmanager

@@ -24,7 +24,8 @@ BEGIN
 END $$
 """
 
-# Sends of the last 90 days, over four feeds, more of late, each heard of once. Those of the last hours were answered:
+# $1 sends of the last 90 days, over $2 feeds, more of late, each heard of once: after the first $3 numbers, and before
+# the last $4. Those of the last hours were answered:
 # they are the controls of the claims. Of those before, four in eleven are known from the feed only, as are the claims
 # among the newer ones: that share is usual here, no burst. Keys are hashes, so that nothing lies in the order in which
 # it is looked for.
@@ -40,8 +41,8 @@ SELECT left(encode(sha256(('sent:' || n)::bytea), 'hex'), 48), 'order.receipt:' 
     CASE WHEN answered THEN at + interval '10 s' END, at, at
 FROM (SELECT n, age, clock_timestamp() - interval '5 min' - age AS at,
              age < interval '20 hours' OR n * 7 % 11 > 3 AS answered
-      FROM generate_series(1, $1) AS n,
-          LATERAL (SELECT interval '90 days' * (1 - n / $1::float8) ^ 5) AS a(age)) AS sends
+      FROM generate_series($3::int + 1, $3 + $1::int) AS n,
+          LATERAL (SELECT $4 + (interval '90 days' - $4) * (1 - (n - $3) / $1::float8) ^ 5) AS a(age)) AS sends
 """
 
 # A backlog of claims: an hour to twenty old, as thick among the sends everywhere; or ($3) of an outage of two hours

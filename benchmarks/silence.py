@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 from unittest.mock import patch
 
@@ -86,7 +86,7 @@ async def _prepare(embedded: EmbeddedPostgres, name: str, claims: int, others: i
     await migrate.migrate(embedded.dsn(name))
     async with connected(embedded.dsn(name)) as connection:
         await connection.execute(sql.MAKE_MONTHS)
-        await connection.execute(sql.FILL_SENT, others, FEEDS)
+        await connection.execute(sql.FILL_SENT, others, FEEDS, 0, timedelta(0))
         await connection.execute(sql.FILL_CLAIMED, claims, FEEDS, crowded)
         await connection.execute(sql.FILL_EVENTS)
         await connection.execute(sql.SILENCE_CLAIMS)
