@@ -43,7 +43,7 @@ async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
         await compare(
             f"(b) SendGrid batches of {EVENTS:,}, {many} in flight, to a bare INSERT",
             "events/s",
-            0.6,
+            0.7,
             _ours(embedded, batches, many),
             limit,
             scale.rounds,

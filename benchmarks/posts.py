@@ -78,7 +78,7 @@ async def run(embedded: EmbeddedPostgres, scale: Scale) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
         bench = _Posts(embedded, Path(folder))
         results: list[Result] = [
-            await bench.against_empty(MAIN, scale.of(POSTS), scale.rounds, 0.5),
+            await bench.against_empty(MAIN, scale.of(POSTS), scale.rounds, 0.8),
             await bench.against_single_inserts(posts, rounds),
         ]
         others = [provider for provider in POSTED if provider != MAIN]

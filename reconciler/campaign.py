@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -23,6 +24,7 @@ from typing import Any, Final, Literal
 
 from reconciler import tracing
 from reconciler.claims import Released, as_released, boot_time, claim_options
+from reconciler.errors import UserError
 from reconciler.guard import BatchExecutor, refuse_transaction
 
 Standing = Literal["active", "finished", "cancelled", "paused", "loading", "scheduled", "late"]
@@ -30,6 +32,17 @@ Standing = Literal["active", "finished", "cancelled", "paused", "loading", "sche
 claimed. `late`: its time is long over and nothing was given out: a person has to confirm that it may start."""
 
 ENDED: Final = ("finished", "cancelled", None)
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""What a campaign's name is made of; the table holds no other."""
+
+
+class UnknownCampaign(UserError):
+    """There is no campaign of that name. The text holds it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no campaign is named {name!a}: see reconciler campaign list")
+
 
 CLAIM: Final = "CALL send_claim_campaign_commit($1, $2, $3::text::jsonb)"
 
@@ -48,9 +61,9 @@ async def batches(
     Give each to `guard.submit_claimed`, or all to `guard_many.submit_claimed_many`. Their time to submit runs from the
     claim of their batch: take as many as can be submitted within it. With `every` (seconds) it is then asked again so
     often, until the campaign has finished or was cancelled: what a pass releases is given out, too. Options:
-    submit_within, claimed_by. Raises GuardError inside a transaction, and asyncpg's errors, InvalidParameterValueError
-    for an unknown name among them.
+    submit_within, claimed_by. Raises UnknownCampaign, GuardError inside a transaction, and asyncpg's errors.
     """
+    await _refuse_unknown(executor, name)
     after = ""
     while True:
         refuse_transaction(executor)
@@ -82,9 +95,17 @@ STANDING: Final = "SELECT campaign_standing($1) AS standing"
 
 async def standing(executor: BatchExecutor, name: str) -> Standing | None:
     """Return how a campaign stands; None: there is none of that name."""
+    if not NAME.fullmatch(name):
+        return None
     rows = await executor.fetch(STANDING, name)
     found: Standing | None = rows[0]["standing"]
     return found
+
+
+async def _refuse_unknown(executor: BatchExecutor, name: str) -> None:
+    """Raise UnknownCampaign where there is none of that name: nobody may believe that he has paused another one."""
+    if await standing(executor, name) is None:  # a sender may ask this, and not read the table
+        raise UnknownCampaign(name)
 
 
 # The pause is committed first, so that it works at once; then whoever pauses waits for the claims under way (they share
@@ -99,9 +120,10 @@ MEET_CLAIMS: Final = "SELECT FROM campaign WHERE name = $1 FOR UPDATE"
 async def pause(executor: BatchExecutor, name: str, reason: str, who: str) -> bool:
     """Let a campaign give out nothing; False where it was not active. Once this has returned nothing is given out.
 
-    What was given out before may still be submitted, and is looked after as ever.
+    What was given out before may still be submitted, and is looked after as ever. Raises UnknownCampaign.
     """
     refuse_transaction(executor)
+    await _refuse_unknown(executor, name)
     changed = await executor.fetch(PAUSE, name, reason, who)
     await executor.fetch(MEET_CLAIMS, name)
     return bool(changed)
@@ -117,8 +139,9 @@ WHERE name = $1 AND (state = 'paused' OR $4 AND state = 'active' AND confirmed_a
 async def resume(executor: BatchExecutor, name: str, reason: str, who: str, *, late: bool = False) -> bool:
     """Let a paused campaign go on; False where there was nothing to change. A cancelled one stays so.
 
-    `late` confirms that it may start although its time is over by more than its `max_lateness`.
+    `late` confirms that it may start although its time is over by more than its `max_lateness`. Raises UnknownCampaign.
     """
+    await _refuse_unknown(executor, name)
     return bool(await executor.fetch(RESUME, name, reason, who, late))
 
 
@@ -134,9 +157,10 @@ async def cancel(executor: BatchExecutor, name: str, reason: str, who: str) -> b
 
     Sends that were never claimed stay as they are, and every claim of them is refused. Released ones are failed, unless
     acceptance was heard of; claimed ones are never touched, and are decided as ever. Called again it ends those that
-    were released since.
+    were released since. Raises UnknownCampaign.
     """
     refuse_transaction(executor)
+    await _refuse_unknown(executor, name)
     changed = await executor.fetch(CANCEL, name, reason, who)
     await executor.fetch(MEET_CLAIMS, name)
     while (await executor.fetch(END_RELEASED, name, who, reason))[0]["ended"]:
@@ -242,7 +266,7 @@ FROM campaign_load WHERE campaign = $1 ORDER BY started_at, source
 
 async def status(executor: BatchExecutor, name: str) -> Status | None:
     """Return how a campaign stands; None: there is none of that name."""
-    rows = await executor.fetch(STATUS, name)
+    rows = await executor.fetch(STATUS, name) if NAME.fullmatch(name) else []
     if not rows:
         return None
     return Status(**rows[0], loads=[Load(**row) for row in await executor.fetch(LOADS, name)])

@@ -18,8 +18,10 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
+from reconciler.campaign import NAME
 from reconciler.campaign_file import Bad, Line, Row, read_lines, row_maker
 from reconciler.errors import UserError
+from reconciler.ledger import BAD_DATA, TRY_AGAIN
 from webhooks.event import wire_key
 from webhooks.provider import Provider
 
@@ -85,8 +87,10 @@ async def load(pool: asyncpg.Pool, plan: Plan, file: BinaryIO, provider: Provide
     """Load a file of recipients, in bounded memory, and return what was done. Doing it again changes nothing.
 
     Bad lines are counted, named by number and stop nothing. Nothing is given out before a file was loaded to its end.
-    Raises UserError where the campaign is another one or was cancelled, or the file's form is wrong.
+    Raises UserError where its name is none, the campaign is another one or was cancelled, or the file's form is wrong.
     """
+    if not NAME.fullmatch(plan.name):
+        raise UserError(f"a campaign's name is made of letters, digits, and . _ - after the first, not {plan.name!a}")
     ((namespace, salt),) = await pool.fetch(INSTALLATION)
     lines = await asyncio.to_thread(_begin_reading, file)
     run = await _begin(pool, plan)
@@ -204,14 +208,6 @@ async def _end(pool: asyncpg.Pool, plan: Plan, run: UUID, done: Loaded) -> None:
         await connection.execute(END, plan.name)
 
 
-_BAD_DATA: Final = (
-    asyncpg.DataError,  # class 22
-    asyncpg.IntegrityConstraintViolationError,  # class 23
-    asyncpg.ProgramLimitExceededError,  # class 54
-)
-_TRY_AGAIN: Final = (asyncpg.DeadlockDetectedError, asyncpg.InvalidCachedStatementError)
-
-
 async def _store(pool: asyncpg.Pool, name: str, rows: list[Row]) -> tuple[Counter[str], list[Bad]]:
     """Store rows and return the counts, and those that the database refuses: halving finds them."""
     if not rows:
@@ -219,9 +215,9 @@ async def _store(pool: asyncpg.Pool, name: str, rows: list[Row]) -> tuple[Counte
     try:
         try:
             return await _store_all(pool, name, rows), []
-        except _TRY_AGAIN:
+        except TRY_AGAIN:
             return await _store_all(pool, name, rows), []
-    except _BAD_DATA:
+    except BAD_DATA:
         if len(rows) == 1:
             return Counter(), [Bad(rows[0][0], "holds what the database can't store, such as a zero character")]
         middle = len(rows) // 2

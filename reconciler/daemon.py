@@ -39,8 +39,9 @@ from reconciler.tokens import Tokens
 from reconciler.traced import Traced
 from reconciler.ui.application import add_ui
 from reconciler.ui.data import UI_CONNECTIONS, Data
+from reconciler.ui.viewers import is_wanted
 from reconciler.watch import WATCH_SECONDS
-from reconciler.works import Works, by_settings, close_archive, tell_pass, upload
+from reconciler.works import UPLOAD_SECONDS, Works, by_settings, close_archive, take_back, tell_pass, upload
 from webhooks.archive import Archive
 from webhooks.counters import Counters
 from webhooks.database import ACQUIRE_SECONDS, BoundedPool
@@ -102,7 +103,7 @@ class Daemon:
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: asyncio.Task[None] | None = None
         self._flush: Worker | None = None
-        self._take_back: Callable[[], Awaitable[None]] | None = None
+        self._take_back: list[Callable[[], Awaitable[None]]] = []
         self._opened = AsyncExitStack()
 
     def app(self, fetch: Fetch) -> web.Application:
@@ -218,10 +219,10 @@ class Daemon:
             # At least its writer's and one for everything else; never a connection that a pass could hold.
             size = max(2, self._settings.database.pool_max_size)
             receivers = await self._pool(stack, database.dsn, size, "reconciler receiver", None)
-        if self._reconciles and self._settings.api.tokens:
-            api = await self._pool(stack, database.dsn, API_CONNECTIONS, "reconciler api", API_LOCK_SECONDS)
-        if self._ui is not None:
-            ui = await self._pool(stack, database.dsn, UI_CONNECTIONS, "reconciler ui", API_LOCK_SECONDS)
+        if self._reconciles:  # a reload may name the first who may call or look: until they do, no connection is kept
+            dsn, callers_known, page = database.dsn, bool(self._settings.api.tokens), is_wanted(self._settings)
+            api = await self._pool(stack, dsn, API_CONNECTIONS, "reconciler api", API_LOCK_SECONDS, kept=callers_known)
+            ui = await self._pool(stack, dsn, UI_CONNECTIONS, "reconciler ui", API_LOCK_SECONDS, kept=page)
         # Nothing begins before all that may fail: at the next try it would begin once more.
         if receivers is not None:
             await receivers.fetch(MAKE_PARTITIONS)
@@ -239,8 +240,10 @@ class Daemon:
         size: int,
         application: str,
         lock_seconds: float | None = composition.LOCK_SECONDS,
+        *,
+        kept: bool = True,
     ) -> BoundedPool:
-        min_size = min(size, self._settings.database.pool_min_size)
+        min_size = min(size, self._settings.database.pool_min_size) if kept else 0
         pool = await composition.open_pool(
             dsn, size=size, min_size=min_size, application=application, lock_seconds=lock_seconds
         )
@@ -256,7 +259,7 @@ class Daemon:
         self._worker("figures", works["figures"], "figures_not_read", FIGURES_SECONDS)
         check = SelfCheck(self._who, reconciles=self._reconciles)
         self._worker("self check", partial(check.tell, pool), "self_check_not_told", TELL_SECONDS)
-        self._take_back = partial(check.take_back, pool)
+        self._take_back.append(partial(check.take_back, pool))
         if self._reconciles:
             self._worker("heartbeat", partial(self._heart.beat, pool), "heartbeat_failed", CHECK_SECONDS)
             every = self._settings.reconcile.every.total_seconds()
@@ -296,8 +299,7 @@ class Daemon:
                 await self._flush.attempt()
             if self._archive is not None:
                 await close_archive(self._archive)
-            if self._take_back is not None:
-                await self._take_back()
+            await asyncio.gather(*(takes_back() for takes_back in self._take_back))
 
     def _passes(self, pool: BoundedPool, policies: Policies) -> Callable[[], Awaitable[None]]:
         looked_at_failed = -math.inf
@@ -352,9 +354,10 @@ class Daemon:
         for queue in self._queues:
             queue.start()
         if self._archive is not None:
-            every = self._settings.archive.every.total_seconds()
+            every = min(self._settings.archive.every.total_seconds(), UPLOAD_SECONDS)
             self._worker("archive", self._archive.write, "archive_not_written", ARCHIVE_SECONDS)
             self._worker("archive upload", partial(upload, self._archive, pool), "archive_not_uploaded", every)
+            self._take_back.append(partial(take_back, pool))
 
 
 MAKE_PARTITIONS: Final = "SELECT provider_event_make_partitions()"

@@ -36,6 +36,10 @@ class Finding:
         return f"{self.code}{place}: {self.text}: {self.advice}"
 
 
+PAUSED_TOO_LONG: Final = timedelta(days=1)
+"""Paused for longer, a feed may have been forgotten."""
+
+
 def judge_feed(feed: FeedStatus, now: datetime) -> Iterator[Finding]:
     """Name what of one feed is worth knowing, its controls excepted."""
     if feed.provider is None and feed.feed != ALL_FEEDS:
@@ -48,18 +52,21 @@ def judge_feed(feed: FeedStatus, now: datetime) -> Iterator[Finding]:
         )
     name = None if feed.feed == ALL_FEEDS else feed.feed
     option = f" --feed {name}" if name else ""
+    paused_for = now - feed.paused_at if feed.paused_at else timedelta(0)
     for hold in feed.holds:
+        forgotten = hold == "paused" and paused_for > PAUSED_TOO_LONG
+        so_far = f", for {roughly(paused_for)} so far" if forgotten else ""
         because = f" ({feed.hold_reason})" if feed.hold_reason else ""
         resume = f"reconciler resume{option} --reason TEXT"
         restored = hold == "suspect"
         yield Finding(
             hold,
-            f"{'no' if name else 'no feed'} {'claims or ' if restored else ''}releases while it lasts{because}",
+            f"{'no' if name else 'no feed'} {'claims or ' if restored else ''}releases while it lasts{so_far}{because}",
             f"bring back what the gap lacks with reconciler replay or reconciler backfill, then {resume}"
             if restored
             else f"{resume} once the cause is gone",
             name,
-            needs_person=hold != "paused",
+            needs_person=hold != "paused" or forgotten,
         )
     yield from _judge_roads(feed)
     yield from _judge_deliveries(feed, now)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from reconciler import restore
 from reconciler.ledger import Connection
-from reconciler.policy import Hold
+from reconciler.policy import HOLDS, Hold, holds_of
 
 ALL_FEEDS: Final = "*"
 
@@ -79,20 +79,13 @@ async def pause(connection: Connection, feed: str, reason: str, who: str) -> Non
     await connection.execute(MEET_RELEASES)
 
 
-HOLDS: Final[tuple[Hold, ...]] = get_args(Hold)
-"""What a feed may be on hold for, as `status` calls it."""
-
-
 class UnseenHold(Exception):
     """A hold came after whoever resumes had looked. Its text names it."""
 
 
 # The lock keeps further holds out until these are lifted.
 HELD: Final = """
-SELECT array_remove(ARRAY[CASE WHEN paused_at IS NOT NULL THEN 'paused' END,
-                          CASE WHEN breaker_at IS NOT NULL THEN 'breaker' END,
-                          CASE WHEN suspect_at IS NOT NULL THEN 'suspect' END], NULL)
-FROM feed_state WHERE feed = $1 FOR NO KEY UPDATE
+SELECT ARRAY[paused_at, breaker_at, suspect_at] FROM feed_state WHERE feed = $1 FOR NO KEY UPDATE
 """
 RESUME: Final = """
 UPDATE feed_state SET paused_at = NULL, breaker_at = NULL, suspect_at = NULL, reason = $2, who = $3,
@@ -109,7 +102,8 @@ async def resume(connection: Connection, feed: str, reason: str, who: str, seen:
     """
     await restore.keep_highest_fence(connection, feed)
     async with connection.transaction(isolation="read_committed"):
-        if unseen := set(await connection.fetchval(HELD, feed) or ()) - set(seen):
+        since = await connection.fetchval(HELD, feed)
+        if unseen := set(holds_of(since) if since else ()) - set(seen):
             raise UnseenHold(" and ".join(sorted(unseen)))
         await restore.accept(connection, feed)
         return (await connection.execute(RESUME, feed, reason, who)) == "UPDATE 1"
@@ -183,7 +177,10 @@ async def stop_refused_feeds(connection: Connection, feeds: Sequence[str], who: 
     """Open the breakers of feeds whose deliveries are refused one after the other, and return which."""
     found = []
     for feed, refused in await connection.fetch(REFUSED_TOO_OFTEN, feeds, TOO_OFTEN):
-        reason = f"{refused} deliveries refused within 15 minutes: compare its secrets with the provider's settings"
+        reason = (
+            f"{refused} deliveries refused within 15 minutes: compare its secrets with the provider's settings; where "
+            "its dashboard shows no failed delivery they were a stranger's"
+        )
         if await open_breaker(connection, feed, reason, who):
             found.append(feed)
     return found

@@ -13,7 +13,7 @@ from typing import Final, Literal, get_args
 import asyncpg
 
 from reconciler.citus import is_distributed
-from reconciler.migrate import MigrationError, in_transaction
+from reconciler.migrate import MigrationError, in_transaction, not_the_owner
 
 Kind = Literal["receiver", "reconciler", "sender", "middleware", "reader"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -107,9 +107,11 @@ async def grant(dsn: str, wanted: Mapping[str, Iterable[Kind]], *, apply: bool =
 
     They hold for the schema that the connection's search_path begins with. `apply` False: they are only returned.
     Rights on what is ours that a role has beyond its kinds are taken away. Raises MigrationError where a role isn't
-    there, or may do anything whatever it is granted, and DatabaseUnavailable.
+    there, or may do anything whatever it is granted, or somebody else owns the tables, and DatabaseUnavailable.
     """
     async with in_transaction(dsn) as connection:
+        if apply:  # of another's GRANT the server only warns that it gave nothing
+            _refuse(await not_the_owner(connection))
         statements = [await connection.fetchval(SET_PATH)]
         for role, kinds in wanted.items():
             _refuse(await connection.fetchval(REFUSALS, role))

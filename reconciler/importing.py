@@ -18,6 +18,7 @@ import asyncpg
 
 from reconciler.errors import UserError
 from reconciler.filling import filling
+from reconciler.ledger import BAD_DATA, TRY_AGAIN
 from webhooks.event import storable, wire_key
 
 BATCH: Final = 1000
@@ -204,22 +205,14 @@ async def _adopt(connection: Any, sends: list[Send], *, keep: bool) -> Counter[s
     return Counter({row["outcome"]: row["n"] for row in rows})
 
 
-_BAD_DATA: Final = (
-    asyncpg.DataError,  # class 22
-    asyncpg.IntegrityConstraintViolationError,  # class 23
-    asyncpg.ProgramLimitExceededError,  # class 54: longer than an index takes
-)
-_TRY_AGAIN: Final = (asyncpg.DeadlockDetectedError, asyncpg.InvalidCachedStatementError)
-
-
 async def _adopt_batch(connection: Any, sends: list[Send], done: Imported, *, keep: bool) -> list[Bad]:
     """Bring sends in and return those that the database refuses: halving finds them, and they fail no other."""
     try:
         try:
             outcomes = await _adopt(connection, sends, keep=keep)
-        except _TRY_AGAIN:
+        except TRY_AGAIN:
             outcomes = await _adopt(connection, sends, keep=keep)
-    except _BAD_DATA as error:
+    except BAD_DATA as error:
         if len(sends) == 1:
             return [Bad(sends[0].line, _words(error))]
         middle = len(sends) // 2

@@ -61,6 +61,35 @@ WAITS_FOR: Final = {
 }
 
 
+FATES: Final = {
+    True: "; it was not sent",
+    False: "; the provider refused it",
+    None: "; it can't tell whether it was sent",
+}
+"""What a sender says of an attempt with send_fail, by `not_sent`."""
+
+
+def report_in_words(report: Mapping[str, Any]) -> str:
+    """Return what a sender reported of an attempt. Without `not_sent`, what it said of that is not known any more."""
+    when = "" if report["exact"] else ", then or before"
+    fate = FATES[report["not_sent"]] if "not_sent" in report else ""
+    return f"the sender reported of claim {report['fence']}{when}: {report['reason']}{fate}"
+
+
+def telling_in_words(telling: Mapping[str, Any], next_try: str) -> str:
+    """Return what became of a message to the application, an entry of the outbox."""
+    tries = f"{telling['tries']} tr{'y' if telling['tries'] == 1 else 'ies'}" if telling["tries"] else ""
+    how = ", ".join(filter(None, (tries, telling["last_error"])))
+    what = telling["what"] + (f" ({how})" if how else "")
+    if telling["delivered_at"]:
+        return f"the application was told: {what}"
+    if telling["cancelled_at"]:
+        return f"no longer to be told to the application: {what}"
+    if telling["dead_at"]:
+        return f"given up to tell the application: {what}; tell it with reconciler outbox retry"
+    return f"to be told to the application: {what}" + (f", next at {next_try}" if how else "")
+
+
 def witnesses_in_words(witnesses: Mapping[str, Any]) -> str:
     """Return what the witnesses of a verdict answered, as a sentence; nothing where none was asked."""
     parts = []

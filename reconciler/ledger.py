@@ -79,6 +79,23 @@ class Decided:
 
 BEGINNING: Final = Place(datetime(1, 1, 1, tzinfo=UTC), "")
 
+TRY_AGAIN: Final = (asyncpg.DeadlockDetectedError, asyncpg.InvalidCachedStatementError)
+"""A deadlock, or a plan that a migration made invalid: the same statement is tried once more, as a whole."""
+BAD_DATA: Final = (
+    asyncpg.DataError,  # class 22
+    asyncpg.IntegrityConstraintViolationError,  # class 23
+    asyncpg.ProgramLimitExceededError,  # class 54: longer than an index takes
+)
+"""The database can't store one of the rows of a statement, however often it is tried."""
+
+DATABASE_CLOCK: Final = "SELECT clock_timestamp()"
+
+
+async def database_clock(database: Connection | asyncpg.Pool) -> datetime:
+    """Return the time by which ages are told."""
+    now: datetime = await database.fetchval(DATABASE_CLOCK)
+    return now
+
 
 TAKE_BACK: Final = """
 WITH over AS MATERIALIZED (

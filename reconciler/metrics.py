@@ -14,6 +14,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from reconciler.policy import holds_of
+
 MOST_CLASSES: Final = 20
 """Message classes of a feed that are told of: senders name them, and nothing else bounds them."""
 
@@ -188,10 +190,7 @@ async def read_feeds(pool: Any) -> dict[str, FeedFigures]:
 
 
 HELD_FEEDS: Final = """
-SELECT feed, array_remove(ARRAY[CASE WHEN paused_at IS NOT NULL THEN 'paused' END,
-    CASE WHEN breaker_at IS NOT NULL THEN 'breaker' END, CASE WHEN suspect_at IS NOT NULL THEN 'suspect' END], NULL)
-    AS holds
-FROM feed_state
+SELECT feed, ARRAY[paused_at, breaker_at, suspect_at] AS holds FROM feed_state
 WHERE feed = ANY ($1::text[]) AND num_nonnulls(paused_at, breaker_at, suspect_at) > 0
 """
 
@@ -201,5 +200,5 @@ async def read_holds(pool: Any, feeds: Collection[str]) -> None:
     rows = await pool.fetch(HELD_FEEDS, [*feeds, "*"])
     HOLDS.clear()
     for row in rows:
-        for hold in row["holds"]:
+        for hold in holds_of(row["holds"]):
             HOLDS.labels(row["feed"], hold).set(1)

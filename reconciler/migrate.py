@@ -117,6 +117,8 @@ async def migrate(
         done = await _applied(connection)
         missing = [migration for migration in migrations if migration.version not in done]
         _refuse_drift(migrations, done)
+        if missing and (why := await not_the_owner(connection)):
+            raise MigrationError(f"{missing[0].name} was not run: {why}")
         ran = [migration.name for migration in missing if await _apply(connection, migration, wait)]
         if namespace is not None:
             await _set_namespace(connection, namespace)
@@ -148,6 +150,9 @@ async def _connection(dsn: str) -> AsyncIterator[asyncpg.Connection]:
         yield connection
     except (OSError, asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError) as error:  # it goes down
         raise DatabaseUnavailable(describe_connection_error(dsn, error)) from error
+    except asyncpg.InsufficientPrivilegeError as error:
+        why = await not_the_owner(connection)
+        raise MigrationError(f"migrate: {_one_line(error)}" + (f": {why}" if why else "")) from error
     except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise MigrationError(f"migrate: {_one_line(error)}") from error
     finally:
@@ -174,8 +179,28 @@ CURRENT_SCHEMA: Final = "SELECT current_schema()"
 async def _require_schema(connection: asyncpg.Connection) -> None:
     if await connection.fetchval(CURRENT_SCHEMA) is None:
         raise MigrationError(
-            "the connection's search_path names no schema that exists: create it, or set search_path for this role"
+            "the connection's search_path names no schema that exists and that this role may use: create it, grant "
+            "USAGE on it, or set search_path for this role"
         )
+
+
+# Whoever may act as the owner is one. Where there are no tables yet, whoever may create them will be.
+NOT_THE_OWNER: Final = """
+SELECT CASE
+    WHEN c.oid IS NULL AND NOT has_schema_privilege(n.oid, 'CREATE')
+    THEN format('GRANT CREATE ON SCHEMA %I TO %I first, or migrate as a role that may', nspname, current_user)
+    WHEN NOT pg_has_role(relowner, 'USAGE')
+    THEN format('%1$I does not own the tables here, %2$I does: migrate as %2$I, who can also give %1$I its rights '
+                '(migrate --grant)', current_user, pg_get_userbyid(relowner)) END
+FROM pg_namespace n LEFT JOIN pg_class c ON relnamespace = n.oid AND relname = 'schema_migration'
+WHERE nspname = current_schema()
+"""
+
+
+async def not_the_owner(connection: asyncpg.Connection) -> str | None:
+    """Say why this role can't migrate, and who can; None for the owner."""
+    why: str | None = await connection.fetchval(NOT_THE_OWNER)
+    return why
 
 
 TRY_LOCK: Final = "SELECT pg_try_advisory_lock($1)"

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from webhooks.event import Answer
 
@@ -14,6 +15,8 @@ State = Literal["pending", "claimed"]
 OnUnknown = Literal["hold", "fail", "release"]
 LookUp = Literal["before_release", "silent", "never"]
 Hold = Literal["paused", "breaker", "suspect"]
+HOLDS: Final[tuple[Hold, ...]] = get_args(Hold)
+"""What a feed may be on hold for, as `status` calls it. Statements read `ARRAY[paused_at, breaker_at, suspect_at]`."""
 
 SOONEST_LOOK: Final = timedelta(seconds=15)
 LATEST_LOOK: Final = timedelta(minutes=15)
@@ -26,6 +29,11 @@ LONGEST_BACKOFF: Final = timedelta(days=3650)
 
 WINDOW_MARGIN: Final = timedelta(minutes=10)
 """A same-key retry must be over this long before the provider forgets the key: clocks differ, requests linger."""
+
+
+def holds_of(since: Sequence[datetime | None]) -> tuple[Hold, ...]:
+    """Return what a feed is on hold for, from when on it is: a time or None for each of HOLDS."""
+    return tuple(hold for hold, at in zip(HOLDS, since, strict=True) if at is not None)
 
 
 class Action(StrEnum):

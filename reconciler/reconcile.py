@@ -18,7 +18,7 @@ from reconciler import evidence, ledger
 from reconciler.feeds import open_breaker
 from reconciler.histories import Histories
 from reconciler.judging import Page, judge_row, read_page
-from reconciler.ledger import ALL_LIVE, BEGINNING, Connection, Decided, Live, Place
+from reconciler.ledger import ALL_LIVE, BEGINNING, TRY_AGAIN, Connection, Decided, Live, Place
 from reconciler.limits import Limit
 from reconciler.outcomes import follow_outcomes
 from reconciler.policy import Action, Rules, Verdict, Witness
@@ -146,7 +146,7 @@ async def _retried(
     async with this.pool.acquire() as connection:
         try:
             return await statement(connection, *args, **named)
-        except (asyncpg.DeadlockDetectedError, asyncpg.InvalidCachedStatementError):
+        except TRY_AGAIN:
             this.report.counts["retried"] += 1
             return await statement(connection, *args, **named)
 

@@ -64,9 +64,7 @@ def merge(running: Settings, written: Settings) -> Merged:
     sections = {name: getattr(written, name) for name in _SECTIONS}
     if written.outbox.queue_url != running.outbox.queue_url:
         sections["outbox"] = running.outbox
-    # Where there were none, nothing was opened for their callers.
-    tokens = written.api.tokens if running.api.tokens else {}
-    api = running.api.model_copy(update={"tokens": tokens})
+    api = running.api.model_copy(update={"tokens": written.api.tokens})
     merged = running.model_copy(update={**sections, "feeds": feeds, "classes": written.classes, "api": api})
     if problems := merged.refusals():
         raise ConfigError([f"{problem} (as long as it is not restarted)" for problem in problems])

@@ -15,7 +15,7 @@ from typing import Any, Final
 import asyncpg
 
 from reconciler import metrics
-from reconciler.ledger import Connection
+from reconciler.ledger import Connection, database_clock
 from reconciler.settings import Settings
 
 OLDER: Final = timedelta(hours=6)
@@ -30,14 +30,6 @@ RUN: Final = 100
 
 MOST_EVENTS: Final = 100_000
 MOST_DUPLICATES: Final = 1000
-
-DATABASE_CLOCK: Final = "SELECT clock_timestamp()"
-
-
-async def database_clock(connection: Connection) -> datetime:
-    """Return the time by which ages are told."""
-    now: datetime = await connection.fetchval(DATABASE_CLOCK)
-    return now
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from reconciler.ledger import Connection
+from reconciler.ledger import Connection, database_clock
 from reconciler.settings_tables import RetentionSettings
 
 MARGIN: Final = timedelta(hours=1)
@@ -74,13 +74,9 @@ def ages_of(settings: RetentionSettings, late_window: timedelta) -> Ages:
     return Ages(settings.rows, settings.events, settings.passes, late_window)
 
 
-DATABASE_CLOCK: Final = "SELECT clock_timestamp()"
-
-
 async def cuts_now(pool: asyncpg.Pool, ages: Ages) -> Cuts:
     """Return before when what is over, by the database's clock."""
-    now: datetime = await pool.fetchval(DATABASE_CLOCK)
-    return ages.cuts(now)
+    return ages.cuts(await database_clock(pool))
 
 
 MONTHS: Final = """

@@ -62,7 +62,6 @@ LOSS: Final = 0.02
 """Prior that a feed loses events around a claim and delivers the rest in time; no age outweighs it, only controls."""
 
 EVEN: Final = 0.5
-_INF: Final = math.inf
 
 
 # Near the claim
@@ -144,7 +143,7 @@ def _odds(prior: float, j: int, n: int, q: float) -> float:
     One-sided: fewer misses than usual are no sign of illness.
     """
     usual = (1 - prior) * binomial(max(j, int((n + 1) * q)), n, q)
-    return prior / (n + 1) / usual if usual > 0 else _INF
+    return prior / (n + 1) / usual if usual > 0 else math.inf
 
 
 def _miss_rate(age: float, recent: Recent, of_controls: float, history: float, crowding: float) -> tuple[float, float]:
@@ -159,14 +158,13 @@ def _miss_rate(age: float, recent: Recent, of_controls: float, history: float, c
     few = n if k else min(recent.before, recent.after)
     loss = _odds(LOSS, k, few, of_controls) * crowding
     lost = (k + 1) / (few + 2)
-    if _INF in (late, loss):
+    if math.inf in (late, loss):
         return max(history, unheard), 1.0
     total = 1 + late + loss
     return (history + late * max(history, lateness) + loss * max(history, lost)) / total, (late + loss) / total
 
 
 # Bursts
-
 
 CROWDS: Final = (20, 100, 500)
 """How many of the nearest sends are looked at for ambiguous ones. 500 are more than the design asks for: a sick shard
@@ -215,9 +213,9 @@ class Burst(NamedTuple):
         return max((_crowding(x, size, share) for x, size in self.crowd), default=1.0)
 
 
-def _rounded(share: float, digits: int) -> float:
-    """Return a share with so many digits that count, so that tails already summed can be used again."""
-    return float(f"{share:.{digits}g}")
+def _rounded(figure: float, digits: int = 4) -> float:
+    """Return a figure with so many digits that count. Of shares few do, so that tails already summed serve again."""
+    return float(f"{figure:.{digits}g}")
 
 
 @lru_cache(maxsize=1 << 14)
@@ -325,12 +323,12 @@ class Assessment(NamedTuple):
         return {
             "answer": self.answer.value,
             "reason": self.reason,
-            "risk": _short(self.risk),
-            "m": _short(self.m),
-            "age": _short(self.age),
-            "p0": _short(self.p0),
-            "stress": _short(self.stress),
-            "weight": _short(self.weight),
+            "risk": _rounded(self.risk),
+            "m": _rounded(self.m),
+            "age": _rounded(self.age),
+            "p0": _rounded(self.p0),
+            "stress": _rounded(self.stress),
+            "weight": _rounded(self.weight),
             "ill": self.ill,
             "history": {"n": seen.n, "k": seen.k, "missing": self.missing},
             "ambiguous": {"n": seen.ambiguous_n, "k": seen.ambiguous_k},
@@ -340,18 +338,14 @@ class Assessment(NamedTuple):
                 "after": near.after,
                 "k": near.k,
                 "k_late": near.k_late,
-                "longest": _short(near.longest),
+                "longest": _rounded(near.longest),
             },
             "burst": {
                 "crowd": [list(pair) for pair in burst.crowd],
-                "share": _short(burst.share),
-                "excess": _short(self.excess),
+                "share": _rounded(burst.share),
+                "excess": _rounded(self.excess),
             },
         }
-
-
-def _short(figure: float) -> float:
-    return float(f"{figure:.4g}")
 
 
 def assess(

@@ -17,6 +17,9 @@ HISTORY: Final = timedelta(days=30)
 QUEUE: Final = timedelta(days=23)
 """How long SNS tries to reach a queue; SQS itself keeps a message for 14 days at most."""
 
+LONGEST_WINDOW: Final = {"day": timedelta(days=1), "week": timedelta(days=7), "month": timedelta(days=31)}
+"""How long a window of the calendar lasts at most; an hour by which clocks are set back is in a prune's margin."""
+
 
 class Path(NamedTuple):
     """A way by which something about a send may still come, and for how long after its end."""
@@ -37,8 +40,9 @@ def paths(
     for place, rule in rules.items():
         yield Path(rule.late_window, f"{place}.late_window looks for evidence of failed sends for so long")
     for name, own in classes.items():
-        if isinstance(own.cap_window, timedelta):
-            yield Path(own.cap_window, f"classes.{name}.cap_window counts what became of sends for so long")
+        window = LONGEST_WINDOW.get(own.cap_window) if isinstance(own.cap_window, str) else own.cap_window
+        if own.cap is not None and window is not None:
+            yield Path(window, f"classes.{name}.cap_window counts what became of sends for so long")
     for name, feed in feeds.items():
         provider = PROVIDERS[feed.provider]
         yield Path(provider.facts.redelivers_for, f"{provider.name} (feeds.{name}) delivers again for so long")

@@ -12,10 +12,11 @@ from typing import Final
 from reconciler.citus import Layout, read_layout
 from reconciler.feeds import ALL_FEEDS
 from reconciler.histories import Histories
-from reconciler.ledger import Connection
+from reconciler.ledger import Connection, database_clock
 from reconciler.outbox import OutboxStatus, read_outbox
 from reconciler.outlook import Outlook, outlooks
-from reconciler.reports import VANISHED_SINCE, Vanished, database_clock, old_enough, vanished_sends
+from reconciler.policy import holds_of
+from reconciler.reports import VANISHED_SINCE, Vanished, old_enough, vanished_sends
 from reconciler.retention_look import RetentionStatus, read_retention
 from reconciler.settings import Settings
 from webhooks.database import is_behind_pooler
@@ -60,6 +61,7 @@ class FeedStatus:
     """Why that one was."""
     holds: tuple[str, ...]
     hold_reason: str | None
+    paused_at: datetime | None
     refused_lately: int
     """Deliveries of the last half hour that were refused, unsigned ones left out."""
     lately: int
@@ -232,9 +234,7 @@ async def _undecided(connection: Connection, now: datetime, feed: str | None) ->
 
 FEEDS: Final = """
 SELECT asked.feed, stored.last_at AS stored_at, refused.last_at AS refused_at, refused.reason AS refused_reason,
-       array_remove(ARRAY[CASE WHEN s.paused_at IS NOT NULL THEN 'paused' END,
-                          CASE WHEN s.breaker_at IS NOT NULL THEN 'breaker' END,
-                          CASE WHEN s.suspect_at IS NOT NULL THEN 'suspect' END], NULL) AS holds,
+       ARRAY[s.paused_at, s.breaker_at, s.suspect_at] AS holds,
        (SELECT count(*) FROM verdict v WHERE v.feed = asked.feed AND v.action = 'released'
         AND v.reason IN ('absent', 'looked_up', 'gave_up') AND v.decided_at > $2::timestamptz - interval '1 hour')
            AS released,
@@ -242,7 +242,8 @@ SELECT asked.feed, stored.last_at AS stored_at, refused.last_at AS refused_at, r
             AND p.answered_at IS NULL AND p.verdict_source IN ('feed', 'look-up')
             AND p.sent_at > $2::timestamptz - interval '1 day' ORDER BY p.sent_at DESC LIMIT 1000) AS proved
         WHERE verdict_source = 'look-up') AS by_look_up,
-       s.reason AS hold_reason, s.endpoint_finding, coalesce(s.filling_until > $2::timestamptz, false) AS filling,
+       s.reason AS hold_reason, s.paused_at, s.endpoint_finding,
+       coalesce(s.filling_until > $2::timestamptz, false) AS filling,
        CASE WHEN stored.last_at < refused.unread_at OR stored.last_at IS NULL THEN refused.unread_at
        END AS queue_unread_at,
        (SELECT count(*) FROM (
@@ -291,11 +292,12 @@ async def _feeds(connection: Connection, settings: Settings, names: list[str], n
     found = []
     for row in rows:
         configured = settings.feeds.get(row["feed"])
-        if row["feed"] != ALL_FEEDS or row["holds"]:
+        holds = holds_of(row["holds"])
+        if row["feed"] != ALL_FEEDS or holds:
             rules = settings.rule_settings_for(row["feed"], "")
             values = {
                 **row,
-                "holds": tuple(row["holds"]),
+                "holds": holds,
                 "provider": configured.provider if configured else None,
                 "mode": rules.mode,
                 "budget": rules.release_budget,

@@ -14,7 +14,8 @@ import structlog
 
 from reconciler.duplicates import look_at_events, look_at_retries
 from reconciler.feeds import stop_refused_feeds
-from reconciler.reports import database_clock, read_vanished
+from reconciler.ledger import database_clock
+from reconciler.reports import read_vanished
 from reconciler.settings import Settings
 
 WATCH_SECONDS: Final = 60.0

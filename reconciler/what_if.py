@@ -24,6 +24,7 @@ import asyncpg
 
 from reconciler.histories import Histories
 from reconciler.judging import UNSTAMPED, starting_prior
+from reconciler.ledger import database_clock
 from reconciler.limits import LIMITED
 from reconciler.neighbours import assess_silence
 from reconciler.policy import Action, FeedView, Heard, Row, Rules, Verdict, decide
@@ -119,9 +120,6 @@ class Replay:
     tallies: Sequence[Tally]
 
 
-NOW: Final = "SELECT clock_timestamp()"
-
-
 async def what_if(
     pool: asyncpg.Pool,
     policies: Policies,
@@ -131,7 +129,7 @@ async def what_if(
     tell: Tell = lambda _done, _all: None,
 ) -> Replay:
     """Decide the sends that were claimed since then, and were ambiguous, once more by the rules of `policies`."""
-    until = await pool.fetchval(NOW)
+    until = await database_clock(pool)
     clock = _Clock(since, until)
     sends = await _read_sends(pool, since, until, feed)
     histories = Histories(policies.rules_for, policies.histories.by_domain, KEPT_FOR)

@@ -4,14 +4,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
 import asyncpg
 
-from reconciler.in_words import GIVEN_UP, WAITS_FOR, WORDS, percent, silence_in_words, witnesses_in_words
+from reconciler.in_words import (
+    GIVEN_UP,
+    WAITS_FOR,
+    WORDS,
+    percent,
+    report_in_words,
+    silence_in_words,
+    telling_in_words,
+    witnesses_in_words,
+)
 from reconciler.ledger import Decided
 from reconciler.logs import Redactor
 from reconciler.policy import Action, Verdict
@@ -23,13 +32,17 @@ MOST_EVENTS: Final = 500
 """Events of one send that are shown; a newsletter's clicks are endless, and its first events tell the story."""
 
 
+SAID_IN_WORDS: Final = ("cause", "verdict_reason", "reason", "note")
+"""Columns of rows and verdicts in which anything may stand, an address too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One thing that happened."""
 
     at: datetime
     what: str
-    """recorded, claim, answer, event, verdict, shadow, look-up or duplicate."""
+    """recorded, claim, answer, report, event, verdict, shadow, look-up, duplicate or telling."""
     text: str
     details: Mapping[str, Any]
 
@@ -78,21 +91,30 @@ ORDER BY received_at, message_id, event_id LIMIT $5
 VERDICTS: Final = "SELECT * FROM verdict WHERE wire_key = $1 ORDER BY id"
 SHADOW_VERDICTS: Final = "SELECT * FROM shadow_verdict WHERE wire_key = $1 ORDER BY id"
 LOOK_UPS: Final = "SELECT feed, asked_at, who, answer, reason FROM look_up WHERE wire_key = $1 ORDER BY id LIMIT 100"
+TELLINGS: Final = """
+SELECT what, fence, created_at, tries, next_try_at, delivered_at, cancelled_at, dead_at, last_error
+FROM release_outbox WHERE wire_key = $1 ORDER BY id LIMIT 100
+"""
 DUPLICATES: Final = "SELECT sort, found_at, feed, evidence ->> 'because' AS because FROM duplicate WHERE wire_key = $1"
 
 
 async def tell(pool: asyncpg.Pool, policies: Policies, key: str, *, show_recipient: bool = False) -> Story:
     """Return the story of a send key or wire key. Changes nothing."""
     async with pool.acquire() as connection:
-        row = await connection.fetchrow(ROW, key)
-        assert row is not None  # noqa: S101 - a LEFT JOIN of one row
+        found = await connection.fetchrow(ROW, key)
+        assert found is not None  # noqa: S101 - a LEFT JOIN of one row
+        row = _readable(found, show_recipient)
         wire_key, now, known = row["asked_key"], row["now"], row["state"] is not None
         events = await connection.fetch(
             EVENTS, wire_key, row["feed"], row["provider_message_id"], row["known_message_id"], MOST_EVENTS
         )
-        verdicts = await connection.fetch(VERDICTS, wire_key)
-        entries = [*_event_entries(events, show_recipient), *_verdict_entries(verdicts)]
-        entries += _verdict_entries(await connection.fetch(SHADOW_VERDICTS, wire_key), what="shadow")
+        verdicts, shadows = [
+            [_readable(verdict, show_recipient) for verdict in await connection.fetch(statement, wire_key)]
+            for statement in (VERDICTS, SHADOW_VERDICTS)
+        ]
+        entries = [*_event_entries(events, show_recipient), *_report_entries(row, verdicts)]
+        entries += [*_verdict_entries(verdicts), *_verdict_entries(shadows, what="shadow")]
+        entries += _telling_entries(await connection.fetch(TELLINGS, wire_key))
         entries += _look_up_entries(await connection.fetch(LOOK_UPS, wire_key))
         entries += _duplicate_entries(await connection.fetch(DUPLICATES, wire_key))
     if not known:
@@ -109,6 +131,12 @@ async def tell(pool: asyncpg.Pool, policies: Policies, key: str, *, show_recipie
     return Story(wire_key, now, row["state"], standing, facts, sorted(entries, key=_when), foreseen)
 
 
+def _readable(record: asyncpg.Record, show_recipient: bool) -> dict[str, Any]:
+    """Return a row or verdict, without the addresses in its words unless they are wanted."""
+    said = {name: record[name] for name in SAID_IN_WORDS if record.get(name)}
+    return {**record, **({} if show_recipient else Redactor()(None, "", said))}
+
+
 def _when(entry: Entry) -> datetime:
     return entry.at
 
@@ -122,7 +150,7 @@ def _unknown(events: list[asyncpg.Record]) -> str:
     )
 
 
-def _row_entries(row: asyncpg.Record, verdicts: list[asyncpg.Record]) -> Iterator[Entry]:
+def _row_entries(row: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]]) -> Iterator[Entry]:
     words = [f"recorded for feed {row['feed']}, class {row['message_class']}"]
     words += [f"{name} {row[name]}" for name in ("campaign", "source") if row[name]]
     yield Entry(row["created_at"], "recorded", ", ".join(words), {"feed": row["feed"]})
@@ -135,7 +163,7 @@ def _row_entries(row: asyncpg.Record, verdicts: list[asyncpg.Record]) -> Iterato
         yield Entry(row["sent_at"] or row["failed_at"], "verdict", text, {"source": row["verdict_source"]})
 
 
-def _claims(row: asyncpg.Record, verdicts: list[asyncpg.Record]) -> list[dict[str, Any]]:
+def _claims(row: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return every claim that is still known of. The row keeps its newest, and of its first the time."""
     found = {}
     for source in (*verdicts, row):
@@ -211,7 +239,40 @@ def _duplicate_entries(duplicates: list[asyncpg.Record]) -> Iterator[Entry]:
         yield Entry(found["found_at"], "duplicate", text, dict(found))
 
 
-def _verdict_entries(verdicts: list[asyncpg.Record], what: Literal["verdict", "shadow"] = "verdict") -> Iterator[Entry]:
+def _report_entries(row: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]]) -> Iterator[Entry]:
+    """Yield what the sender said with send_fail, which its verdict holds, or of the newest claim the row."""
+    reports = [verdict for verdict in verdicts if verdict["who"] == "send_fail"]
+    for verdict in reports:
+        known = {"released": {"not_sent": True}, "failed": {"not_sent": False}}.get(verdict["action"], {})
+        reason = verdict["reason"] if verdict["action"] == "failed" else verdict["note"]
+        yield _report(verdict["decided_at"], verdict, {"reason": reason, "exact": True, **known})
+    if row["cause"] and row["fence"] not in [verdict["fence"] for verdict in reports]:
+        yield _report(_reported_by(row, verdicts), row, {"reason": row["cause"], "exact": False, "not_sent": None})
+
+
+def _report(at: datetime, claim: Mapping[str, Any], said: Mapping[str, Any]) -> Entry:
+    facts = {"attempt": claim["attempt"], "fence": claim["fence"], **said}
+    return Entry(at, "report", report_in_words(facts), facts)
+
+
+def _reported_by(row: Mapping[str, Any], verdicts: Sequence[Mapping[str, Any]]) -> datetime:
+    """Return a time before which the sender reported; the row keeps none of its own, and each change of it is later."""
+    later: list[datetime] = [row[name] for name in ("updated_at", "released_at", "failed_at", "sent_at") if row[name]]
+    judged = [verdict for verdict in verdicts if verdict["fence"] == row["fence"] and verdict["inputs"]]
+    later += [verdict["decided_at"] for verdict in judged if json.loads(verdict["inputs"]).get("reported")]
+    return min(later)
+
+
+def _telling_entries(tellings: list[asyncpg.Record]) -> Iterator[Entry]:
+    for telling in tellings:
+        facts = dict(telling)
+        at = telling["delivered_at"] or telling["cancelled_at"] or telling["dead_at"] or telling["created_at"]
+        yield Entry(at, "telling", telling_in_words(facts, _clock(telling["next_try_at"])), facts)
+
+
+def _verdict_entries(
+    verdicts: Sequence[Mapping[str, Any]], what: Literal["verdict", "shadow"] = "verdict"
+) -> Iterator[Entry]:
     for verdict in verdicts:
         witnesses = json.loads(verdict["witnesses"]) if verdict["witnesses"] else {}
         would = "would be " if what == "shadow" else ""
@@ -229,13 +290,13 @@ def _verdict_entries(verdicts: list[asyncpg.Record], what: Literal["verdict", "s
         yield Entry(verdict["decided_at"], what, "; ".join(words), details)
 
 
-def _source(verdict: asyncpg.Record) -> str:
+def _source(verdict: Mapping[str, Any]) -> str:
     known_by = "" if verdict["source"] == "operator" else f"{verdict['source']}, "
     return f"{known_by}by {verdict['who']}"
 
 
 def _unsettled(
-    row: asyncpg.Record, verdict: Verdict | None, events: list[asyncpg.Record], policies: Policies
+    row: Mapping[str, Any], verdict: Verdict | None, events: list[asyncpg.Record], policies: Policies
 ) -> str | None:
     """Return what was said of a send and not acted upon yet; None where nothing is left for a pass to settle."""
     heard = [event for event in events if not event["by_message_id"]] if verdict is None else events
@@ -261,7 +322,7 @@ def _sayers(testimony: str, events: list[asyncpg.Record]) -> str:
     )
 
 
-def _standing(row: asyncpg.Record, unsettled: str | None) -> str:
+def _standing(row: Mapping[str, Any], unsettled: str | None) -> str:
     """Return how a send stands, in one sentence."""
     attempts = f"{row['attempt']} attempt{'s' if row['attempt'] != 1 else ''}"
     if unsettled:
@@ -285,7 +346,7 @@ def _standing(row: asyncpg.Record, unsettled: str | None) -> str:
     return f"pending, not claimed yet; {attempts}{held}"
 
 
-def _foresee(row: asyncpg.Record, decided: Decided | None, policies: Policies, *, revived: bool) -> Next:
+def _foresee(row: Mapping[str, Any], decided: Decided | None, policies: Policies, *, revived: bool) -> Next:
     """Return what happens next. The verdict is the policy's own; only its words are found here."""
     if decided is None and revived:
         return Next("sent", "accepted", None, WORDS["sent"])
@@ -302,7 +363,7 @@ def _foresee(row: asyncpg.Record, decided: Decided | None, policies: Policies, *
     )
 
 
-def _at_rest(row: asyncpg.Record, policies: Policies) -> str:
+def _at_rest(row: Mapping[str, Any], policies: Policies) -> str:
     match row["state"]:
         case "sent":
             return "nothing: sent is final. Later events only change what became of it (delivery)"
@@ -317,7 +378,7 @@ def _at_rest(row: asyncpg.Record, policies: Policies) -> str:
     return f"waits for the application to claim it{after}"
 
 
-def _missing(row: asyncpg.Record, decided: Decided, policies: Policies) -> str:
+def _missing(row: Mapping[str, Any], decided: Decided, policies: Policies) -> str:
     words = [WAITS_FOR.get(decided.verdict.reason, "it waits for evidence")]
     if decided.inputs:
         words.append("now: " + silence_in_words(json.loads(decided.inputs)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -22,7 +23,8 @@ from reconciler.settings import Settings
 from reconciler.watch import watch
 from webhooks.archive import Archive
 from webhooks.asking import ApiError
-from webhooks.database import BoundedPool
+from webhooks.database import ACQUIRE_SECONDS, BoundedPool
+from webhooks.writer import FAILURES
 
 Work = Callable[[], Awaitable[object]]
 Works = dict[str, Work]
@@ -70,6 +72,9 @@ async def tell_pass(pool: BoundedPool, who: str, counts: Mapping[str, int]) -> N
         _log.info("pass_done", counts=done)
 
 
+UPLOAD_SECONDS: Final = 300.0
+"""Longest pause between two tries to upload, whatever `archive.every`: `status` soon forgets what is not told again."""
+
 NOTE_FINDING: Final = """
 INSERT INTO finding (code, host, text) VALUES ('archive', $1, $2)
 ON CONFLICT (code, host) DO UPDATE SET text = $2, seen_at = clock_timestamp()
@@ -86,6 +91,12 @@ async def upload(archive: Archive, pool: BoundedPool) -> None:
         await pool.execute(NOTE_FINDING, host, f"{archive.waiting_bytes() // 1_000_000} MB wait for S3: {error}")
         raise
     await pool.execute(FORGET_FINDING, host)
+
+
+async def take_back(pool: BoundedPool) -> None:
+    """Take back what `status` was told of the archive, since the process ends: whoever tries next says how it is."""
+    with suppress(*FAILURES):
+        await pool.execute(FORGET_FINDING, socket.gethostname(), timeout=ACQUIRE_SECONDS)
 
 
 async def close_archive(archive: Archive) -> None:

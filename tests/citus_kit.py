@@ -75,10 +75,14 @@ class Cluster:
             for server in self.servers:
                 await execute(server.dsn(name), "CREATE EXTENSION citus")
         if extension and workers:
-            known = [f"SELECT citus_add_node('{server.root / 'sock'}', {PORT})" for server in self.workers]
-            coordinator = f"SELECT citus_set_coordinator_host('{self.coordinator.root / 'sock'}', {PORT})"
-            await execute(self.coordinator.dsn(name), coordinator, *known)
+            await self.join(name)
         return self.coordinator.dsn(name)
+
+    async def join(self, name: str) -> None:
+        """Make the workers known to the coordinator of a database."""
+        known = [f"SELECT citus_add_node('{server.root / 'sock'}', {PORT})" for server in self.workers]
+        coordinator = f"SELECT citus_set_coordinator_host('{self.coordinator.root / 'sock'}', {PORT})"
+        await execute(self.coordinator.dsn(name), coordinator, *known)
 
 
 def kill(server: EmbeddedPostgres) -> None:

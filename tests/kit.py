@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -32,6 +32,16 @@ def policies(rules: Rules = RULES, key_window: timedelta | None = None, limit: L
         Histories(rules_for, lambda _feed: False),
         (lambda _feed: limit) if limit else Settings().limit_for,
     )
+
+
+async def make_month(db: asyncpg.Pool | asyncpg.Connection, day: datetime) -> datetime:
+    """Let the events of the month that holds this day have a partition, and return when it begins."""
+    first = day.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    end, part = (first + timedelta(days=32)).replace(day=1), f"provider_event_{first:%Y%m}"
+    if not await db.fetchval("SELECT to_regclass($1) IS NOT NULL", part):
+        await db.execute(f"CREATE TABLE {part} (LIKE provider_event INCLUDING DEFAULTS INCLUDING CONSTRAINTS)")
+        await db.execute(f"ALTER TABLE provider_event ATTACH PARTITION {part} FOR VALUES FROM ('{first}') TO ('{end}')")
+    return first
 
 
 def unlimited(_feed: str) -> Limit:

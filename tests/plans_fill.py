@@ -7,9 +7,11 @@ Of two logs of different size the newest day is alike, and all that is undecided
 from __future__ import annotations
 
 import hashlib
+from datetime import timedelta
 from typing import Final
 
 import asyncpg
+from kit import make_month
 
 RECENT: Final = 8000
 """Sends of the last day."""
@@ -45,25 +47,6 @@ def wire_key(table: str, n: int) -> str:
 
 
 FIRST_FENCE: Final = 10_000_000
-
-MAKE_MONTHS: Final = """
-DO $$
-DECLARE
-    first_day timestamptz;
-    part text;
-BEGIN
-    SET LOCAL timezone = 'UTC';
-    FOR first_day IN
-        SELECT date_trunc('month', clock_timestamp()) - n * interval '1 month' FROM generate_series(2, 4) AS n
-    LOOP
-        part := 'provider_event_' || to_char(first_day, 'YYYYMM');
-        CONTINUE WHEN to_regclass(part) IS NOT NULL;  -- a month has ended since it was migrated
-        EXECUTE format('CREATE TABLE %I (LIKE provider_event INCLUDING DEFAULTS INCLUDING CONSTRAINTS)', part);
-        EXECUTE format('ALTER TABLE provider_event ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
-            part, first_day, first_day + interval '1 month');
-    END LOOP;
-END $$
-"""
 
 SECONDARY_INDEXES: Final = """
 SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'send_log' AND indexname <> 'send_log_pkey'
@@ -312,7 +295,9 @@ async def fill(dsn: str, older: int) -> None:
     connection = await asyncpg.connect(dsn, statement_cache_size=0)
     try:
         await connection.execute("SET session_replication_role = replica; SET jit = off; SET work_mem = '64MB'")
-        await connection.execute(MAKE_MONTHS)
+        month = (await connection.fetchval("SELECT clock_timestamp()")).replace(day=15)
+        for n in (2, 3, 4):
+            await make_month(connection, month - n * timedelta(days=30))
         indexes = await connection.fetch(SECONDARY_INDEXES)
         for index in indexes:
             await connection.execute(f"DROP INDEX {index['indexname']}")

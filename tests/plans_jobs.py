@@ -157,7 +157,7 @@ async def why_one(c: asyncpg.Connection, _now: datetime) -> None:
     await c.fetch(why.EVENTS, key, row["feed"], "m-1", row["known_message_id"], 1000)
     await c.fetch(cli_reconcile.SEND_STATE, key)
     await c.fetch(cli_reconcile.SEND_KEYS, [key])
-    for statement in (why.VERDICTS, why.SHADOW_VERDICTS, why.LOOK_UPS, why.DUPLICATES):
+    for statement in (why.VERDICTS, why.SHADOW_VERDICTS, why.LOOK_UPS, why.TELLINGS, why.DUPLICATES):
         await c.fetch(statement, key)
 
 

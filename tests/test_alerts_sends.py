@@ -172,6 +172,15 @@ async def test_a_breaker_that_a_budget_has_opened(watched: Watched) -> None:
     assert value(await watched.scrape(), "reconciler_feed_hold", feed="mg", hold="breaker") is None
 
 
+async def test_a_pause_that_somebody_forgot(watched: Watched) -> None:
+    async with watched.db.acquire() as connection:
+        await feeds.pause(connection, "mg", "incident 17", "ann@desk")
+    await watched.scrape()
+    assert (await watched.program("status", "--check")).exit_code == 0
+    await watched.db.execute("UPDATE feed_state SET paused_at = paused_at - interval '25 hours'")
+    await watched.alarms("ReconcilerNeedsPerson", "paused mg", await watched.scrape())
+
+
 async def test_a_restored_backup(watched: Watched) -> None:
     heart = Heart(watched.folder, "test")
     for _ in range(3):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from aws_server import REGION, client
 from receiver_app import PLAIN, running, signed
+from structlog.testing import capture_logs
 
 from webhooks import archive as archives
 from webhooks import metrics
@@ -197,6 +198,22 @@ def test_a_full_disk_loses_no_line_and_is_not_filled_further(tmp_path: Path) -> 
     (file,) = tmp_path.iterdir()
     lines = gzip.decompress(file.read_bytes()).splitlines()
     assert [json.loads(line)["body"][0] for line in lines] == ["0", "1", "2", "3"]
+
+
+async def test_on_a_full_disk_it_is_opened_all_the_same_and_what_was_left_there_is_carried_later(
+    bucket: str, tmp_path: Path
+) -> None:
+    """It is a copy: what it can't do must not keep events out."""
+    name = "20261130T100000-host-aa.ndjson"
+    (tmp_path / f"open-{name}").write_bytes(b"{}\n" * 2000)
+    (tmp_path / f"{name}.part").symlink_to("/dev/full")
+    with capture_logs() as lines:
+        kept = archive(tmp_path, bucket)
+    assert [(line["event"], line["reason"]) for line in lines] == [("archive_disk_full", "No space left on device")]
+    await kept.upload()
+    assert await stored(bucket) == {}
+    await archive(tmp_path, bucket).upload()
+    assert [len(carried) for carried in (await stored(bucket)).values()] == [2000]
 
 
 def test_the_spool_is_for_its_owner_only(tmp_path: Path) -> None:

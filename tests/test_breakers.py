@@ -51,7 +51,9 @@ async def test_ten_refusals_in_a_quarter_of_an_hour_that_outnumber_what_was_stor
 async def test_it_is_stopped_once_and_after_a_resume_only_by_new_refusals(db: asyncpg.Pool) -> None:
     await db.execute(DELIVERIES, "mg", "refused:signature", 30, 1)
     assert await stopped(db) == ["mg"]
-    assert "30 deliveries refused" in str(await breaker(db))
+    told = str(await breaker(db))
+    assert "30 deliveries refused" in told
+    assert "where its dashboard shows no failed delivery they were a stranger's" in told, "status shows it"
     assert await stopped(db) == []
     async with db.acquire() as connection:
         assert await resume(connection, "mg", "the secret was changed", "test")

@@ -324,6 +324,38 @@ async def test_a_batch_that_is_a_mistake_is_refused(
         await batch(db, size, name, **options)
 
 
+async def first_batch(db: asyncpg.Pool, name: str) -> object:
+    return await anext(campaign.batches(db, name))
+
+
+@pytest.mark.parametrize("name", ["sprung", "SPRING", "spring ", "", "spr\0ng", "spr\udcffng"])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        first_batch,
+        lambda db, name: campaign.pause(db, name, "", "me"),
+        lambda db, name: campaign.resume(db, name, "", "me"),
+        lambda db, name: campaign.cancel(db, name, "", "me"),
+    ],
+    ids=["batches", "pause", "resume", "cancel"],
+)
+async def test_whoever_misspells_a_campaigns_name_is_told_so(db: asyncpg.Pool, ask: Any, name: str) -> None:
+    await loaded(db, people(1))
+    with pytest.raises(campaign.UnknownCampaign) as refused:
+        await ask(db, name)
+    assert str(refused.value) == f"no campaign is named {name!a}: see reconciler campaign list"
+    assert await campaign.status(db, name) is None
+    assert await campaign.standing(db, name) is None
+    assert await campaign.standing(db, "spring") == "active"
+
+
+async def test_a_campaign_is_loaded_by_no_name_that_it_cannot_have(db: asyncpg.Pool) -> None:
+    for name in ("", "a b", "a\0", "a\udcff", "a" * 101):
+        with pytest.raises(UserError, match="a campaign's name is made of"):
+            await loaded(db, people(1), replace(PLAN, name=name))
+    assert await campaign.names(db, 10) == []
+
+
 async def test_a_batch_is_submitted_in_one_call_and_each_outcome_is_stored(db: asyncpg.Pool) -> None:
     await loaded(db, people(3))
     (claims,) = [some async for some in campaign.batches(db, "spring", provider="postmark")]
@@ -673,6 +705,70 @@ async def test_the_command_line_loads_shows_and_steers_a_campaign(
     assert (await program("campaign", "status", "sprung")).exit_code == 1
     assert (await program("campaign", "load", "a b", str(file), "--feed", "mg")).exit_code == 2
     assert (await program("campaign", "load", "autumn", str(file), "--feed", "gm")).exit_code == 1
+
+
+@pytest.mark.parametrize("verb", ["status", "pause", "resume", "cancel"])
+async def test_the_command_line_says_in_one_line_which_campaign_there_is_not(program: Program, verb: str) -> None:
+    done = await program("campaign", verb, "sprung")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == "reconciler: no campaign is named 'sprung': see reconciler campaign list\n"
+
+
+BAD_CSV = b"""recipient,name
+ada@example.com
+ada,Ada
+,Ada
+"ada@example.com,bob@example.com",both
+ada@example.com,\xff
+ada@example.com,\0
+bob@example.com,Bob
+ada@example.com,"Ada"s
+"""
+BAD_JSON = b"""{"recipient": "bob@example.com"}
+{"recipient": 5}
+ada@example.com
+{"name": "Ada"}
+{"recipient": "ada"}
+{"recipient": "ada@example.com", "name": "\\u0000"}
+"""
+UNSTORABLE = "holds what the database can't store, such as a zero character"
+BAD_LINES = {
+    "csv": (
+        BAD_CSV,
+        {
+            2: "has 1 cells, and the header 2",
+            3: "names a recipient that is no address",
+            4: "names no recipient",
+            5: "names several recipients: give each a line",
+            6: "is not UTF-8",
+            7: UNSTORABLE,
+            9: "is no CSV (',' expected after '\"')",
+        },
+    ),
+    "jsonl": (
+        BAD_JSON,
+        {
+            2: "is no JSON object with an address",
+            3: "is no JSON object with an address",
+            4: "names no recipient",
+            5: "names a recipient that is no address",
+            6: UNSTORABLE,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("form", sorted(BAD_LINES))
+async def test_the_command_line_names_each_bad_line_and_what_is_wrong_with_it_and_fails(
+    db: asyncpg.Pool, program: Program, tmp_path: Path, form: str
+) -> None:
+    content, wanted = BAD_LINES[form]
+    (tmp_path / form).write_bytes(content)
+    done = await program("campaign", "load", "spring", str(tmp_path / form), "--feed", "mg")
+    assert done.exit_code == 1
+    assert done.stdout.splitlines()[1:] == ["LINE  WHY", *(f"{line:>4}  {why}" for line, why in wanted.items())]
+    assert done.stderr == f"reconciler: {len(wanted)} lines were passed over\n"
+    assert await names(db) == ["campaign:spring:bob@example.com"]
 
 
 async def test_why_says_that_a_campaign_refuses_its_sends(db: asyncpg.Pool, program: Program) -> None:

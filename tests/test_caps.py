@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,10 +25,11 @@ from reconciler import campaign, guard, guard_many, guard_many_sync
 from reconciler.caps import Cap, caps_of, keep_caps
 from reconciler.forgetting import forget
 from reconciler.retention import prune
-from reconciler.retention_look import Ages, would_prune
+from reconciler.retention_look import Ages, ages_of, would_prune
 from reconciler.settings import ConfigError, Settings, load_settings
 from webhooks.registry import PROVIDERS
 
+MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 ADA = {"message_class": "marketing", "recipient": "ada@example.org"}
@@ -597,6 +599,7 @@ def test_settings_name_the_cap_its_window_and_its_zone(tmp_path: Any) -> None:
     path.write_text(
         '[classes.a]\ncap = 2\n[classes.b]\ncap = 3\ncap_window = "36h"\n'
         '[classes.c]\ncap = 1\ncap_window = "month"\ncap_zone = "Europe/Vienna"\n[classes.d]\nfailover = true\n'
+        '[retention]\nrows = "31d"\n'
     )
     assert caps_of(load_settings(path, {}, PROVIDERS)) == [
         Cap("a", 2, None, "day", "UTC"),
@@ -622,13 +625,60 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Any, line: str, words
         load_settings(path, {}, PROVIDERS)
 
 
-def test_a_sliding_window_is_no_longer_than_sends_are_kept(tmp_path: Any) -> None:
-    path = tmp_path / "reconciler.toml"
-    path.write_text('[classes.marketing]\ncap = 1\ncap_window = "31d"\n')
-    with pytest.raises(ConfigError, match=r"classes.marketing.cap_window .*: set it to 31d or more"):
-        load_settings(path, {}, PROVIDERS)
-    path.write_text('[classes.marketing]\ncap = 1\ncap_window = "31d"\n[retention]\nrows = "31d"\n')
-    load_settings(path, {}, PROVIDERS)
+def with_window(path: Any, window: str, kept: str) -> Settings:
+    path.write_text(
+        f'[classes.marketing]\ncap = 1\ncap_window = "{window}"\n[retention]\nrows = "{kept}"\nevents = "{kept}"\n'
+    )
+    return load_settings(path, {}, PROVIDERS)
+
+
+@pytest.mark.parametrize("window", ["31d", "month"])
+def test_a_window_is_no_longer_than_sends_are_kept(tmp_path: Any, window: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        with_window(tmp_path / "reconciler.toml", window, "30d")
+    assert str(refused.value).endswith(
+        "retention.rows is 30d, and classes.marketing.cap_window counts what became of sends for so long: "
+        "set it to 31d or more"
+    )
+    with_window(tmp_path / "reconciler.toml", window, "31d")
+
+
+def least_kept(path: Any, window: str) -> Ages:
+    """Return the shortest ages that the settings take beside a window."""
+    for kept in ("30d", "31d"):
+        with suppress(ConfigError):
+            return ages_of(with_window(path, window, kept).retention, 7 * DAY)
+    raise AssertionError
+
+
+END_EARLIER = """
+UPDATE send_log SET sent_at = sent_at - $1::interval, failed_at = failed_at - $1::interval,
+    claimed_at = claimed_at - $1::interval, first_claimed_at = first_claimed_at - $1::interval
+"""
+
+
+@pytest.mark.parametrize("window", ["31d", "month"])
+@pytest.mark.parametrize(
+    ("end", "same", "other"),
+    [("answered", "already_sent", "capped"), ("confirmed", "already_sent", "capped"), ("refused", "failed", "claimed")],
+)
+async def test_a_prune_changes_nothing_of_what_a_window_still_counts(
+    db: asyncpg.Pool, tmp_path: Any, window: str, end: str, same: str, other: str
+) -> None:
+    ages = least_kept(tmp_path / "reconciler.toml", window)
+    await capped(db, 1, 31 * DAY)  # as long as the longest month
+    fence = (await claim(db, "news:1", **ADA))["fence"]
+    if end == "answered":
+        await confirm(db, "news:1", fence)
+    elif end == "confirmed":
+        await call(db, "operator_decide", "news:1", "sent", "in its log", "ann")
+    else:
+        await fail(db, "news:1", fence, not_sent=False)
+    await let_pass(db, 31 * DAY - 10 * MINUTE)
+    await db.execute(END_EARLIER, 31 * DAY - 10 * MINUTE)
+    await prune(db, ages, pause=0)
+    assert await ask(db, "news:1") == same
+    assert await ask(db, "news:2") == other
 
 
 async def test_the_database_keeps_what_the_settings_say_and_no_more(db: asyncpg.Pool) -> None:

@@ -18,7 +18,7 @@ import asyncpg
 import citus_kit
 import pytest
 from campaign_kit import batch, loaded, people, states
-from kit import claim, confirm, event, fail, policies, reconcile
+from kit import claim, confirm, event, fail, make_month, policies, reconcile
 
 from reconciler import citus, distributed, feeds, retention
 from reconciler.caps import Cap, keep_caps
@@ -156,6 +156,25 @@ async def test_migrations_after_it_run_and_the_functions_are_laid_again(nodes, t
     (folder / "citus" / "newer.sql").write_text("SELECT 1;\n")
     assert await pending(url, folder) == ["citus"]
     assert await migrate(url, folder=folder) == ["citus"]
+
+
+GENERIC = "SELECT proname FROM pg_proc WHERE 'plan_cache_mode=force_generic_plan' = ANY (proconfig)"
+
+
+async def test_no_function_asks_for_plans_without_values_which_citus_cannot_make(nodes):
+    url, migrated_before = await nodes.make("generic"), await nodes.make("generic_later", extension=False)
+    await migrate(url, shards=4)
+    await migrate(migrated_before)
+    for server in nodes.servers:
+        await citus_kit.execute(server.dsn("generic_later"), "CREATE EXTENSION citus")
+    await nodes.join("generic_later")
+    await migrate(migrated_before, shards=4)
+    # As an upgrade runs it, long before the functions are laid again.
+    await citus_kit.execute(url, (default_folder() / "0028_kept_plans.sql").read_text())
+    for distributed_url in (url, migrated_before):
+        async with await open_pool(distributed_url, size=1, application="tests") as pool:
+            assert await pool.fetch(GENERIC) == []
+            assert (await claim(pool, "k", "f"))["outcome"] == "claimed"
 
 
 async def test_of_many_who_claim_one_key_at_once_one_gets_it(db):
@@ -352,12 +371,7 @@ async def test_a_frequency_cap_counts_claims_of_all_nodes(db):
 
 async def test_a_prune_deletes_what_is_over_and_drops_months(db):
     month = datetime.now(UTC).replace(day=1) - timedelta(days=100)
-    name = f"provider_event_{month:%Y%m}"
-    await db.execute(f"CREATE TABLE {name} (LIKE provider_event INCLUDING DEFAULTS INCLUDING CONSTRAINTS)")
-    await db.execute(f"""
-        ALTER TABLE provider_event ATTACH PARTITION {name}
-            FOR VALUES FROM ('{month:%Y-%m}-01 00:00Z') TO ('{month + timedelta(days=31):%Y-%m}-01 00:00Z')
-    """)
+    await make_month(db, month)
     await event(db, "gone:1", feed="mg-old", occurred_at=month)
     await db.execute(
         """

@@ -82,6 +82,25 @@ async def test_a_function_that_has_another_form_is_the_one_that_it_was_made_of(d
     assert {row["proname"]: digest(row["prosrc"]) for row in rows} == FUNCTIONS
 
 
+HEADER = re.compile(r"CREATE OR REPLACE FUNCTION (\w+)\(.*?AS \$\$", re.DOTALL)
+SETTINGS = """
+SELECT proname, prosecdef, ARRAY(SELECT replace(s, '=', ' = ') FROM unnest(proconfig) AS s
+    WHERE s !~ '^(search_path|TimeZone|plan_cache_mode)=' ORDER BY s) AS settings FROM pg_proc WHERE proname = ANY ($1)
+"""
+
+
+async def test_a_function_that_has_another_form_keeps_its_right_and_its_settings(db):
+    laid = "".join(path.read_text() for path in sorted((default_folder() / "citus").glob("*.sql")))
+    headers = {found[1]: found[0] for found in HEADER.finditer(laid)}
+    rows = await db.fetch(SETTINGS, list(headers))
+    assert {row["proname"]: row["prosecdef"] for row in rows} == {
+        row["proname"]: "SECURITY DEFINER" in headers[row["proname"]] for row in rows
+    }
+    assert [
+        (row["proname"], s) for row in rows for s in row["settings"] if f"SET {s}" not in headers[row["proname"]]
+    ] == []
+
+
 def test_a_piece_that_is_gone_is_named():
     with pytest.raises(ValueError, match="no longer holds 'b'"):
         edited("a", ("b", "c"))

@@ -17,7 +17,7 @@ import asyncpg
 import click
 import pytest
 from click.testing import CliRunner, Result
-from kit import claim, event, make_older, old_claim, row, state
+from kit import claim, event, fail, make_older, old_claim, row, state
 from program import Program
 
 from reconciler.cli import statements as sql
@@ -132,6 +132,18 @@ async def test_a_refused_key_makes_the_verb_fail_and_the_others_are_done(program
         ["order:2", "refused"],
         ["order:3", "unknown_key"],
     ]
+
+
+async def test_a_refusal_names_times_in_utc_wherever_the_database_stands(program: Program, db: asyncpg.Pool) -> None:
+    here = await db.fetchval("SELECT quote_ident(current_database())")
+    await db.execute(f"ALTER DATABASE {here} SET timezone = 'America/St_Johns'")
+    await db.execute(f"ALTER DATABASE {here} SET datestyle = 'SQL, DMY'")
+    await claim(db, "order:1")
+    until = (await row(db, "order:1"))["submit_by"]
+    for verb in ("release", "fail"):
+        told = (await program(verb, "order:1", "--reason", "x")).stdout
+        assert f"its sender may still submit until {until:%Y-%m-%d %H:%M:%S}" in told
+        assert told.endswith("+00\n")
 
 
 async def test_a_release_of_a_send_that_was_accepted_makes_it_sent(program: Program, db: asyncpg.Pool) -> None:
@@ -389,6 +401,18 @@ async def test_providers_are_listed_and_told_of(program: Program) -> None:
     assert (done.exit_code, one_line(done)) == (1, 'no provider is named "mailgum": did you mean "mailgun"?')
 
 
+async def test_a_provider_whose_redelivery_nobody_knows_is_said_to_be_one(program: Program) -> None:
+    unknown = {name for name, provider in PROVIDERS.items() if not provider.facts.redelivers_for}
+    assert unknown == {"scaleway", "elastic_email"}
+    listed = {line.split()[0]: line for line in (await program("providers")).stdout.splitlines()}
+    assert {name for name, line in listed.items() if "not known" in line} == unknown
+    in_json = await program.json("providers")
+    assert {name for name, facts in in_json.items() if facts["redelivers_for"] is None} == unknown
+    for name in unknown:
+        assert "redelivers for:           not known\n" in (await program("providers", name)).stdout
+        assert " 0s" not in listed[name]
+
+
 def every_command(
     group: click.Group = cli, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -521,6 +545,25 @@ async def test_status_exits_with_3_only_when_it_is_asked_to_check(program: Progr
     shown = await program("status")
     assert (shown.exit_code, "! held mg" in shown.stdout) == (0, True)
     assert (await program.json("status"))["ok"] is False
+
+
+async def test_why_tells_what_the_sender_reported_and_the_application_was_told(
+    program: Program, db: asyncpg.Pool
+) -> None:
+    await db.execute("UPDATE installation SET tell = '{released}'")
+    fence = (await claim(db, "order:1"))["fence"]
+    await fail(db, "order:1", fence, "connection refused", not_sent=True)
+    await db.execute("UPDATE release_outbox SET delivered_at = clock_timestamp(), tries = 1")
+    shown = (await program("why", "order:1")).stdout
+    report = f"the sender reported of claim {fence}: connection refused; it was not sent"
+    assert f"  report    {report}\n" in shown
+    assert "  telling   the application was told: released (1 try)\n" in shown
+    entries = {entry["what"]: entry for entry in (await program.json("why", "order:1"))["timeline"]}
+    assert entries["report"]["details"] == {
+        "attempt": 1, "fence": fence, "reason": "connection refused", "exact": True, "not_sent": True
+    }  # fmt: skip
+    told = entries["telling"]
+    assert (told["at"], told["details"]["what"]) == (told["details"]["delivered_at"], "released")
 
 
 async def test_why_of_an_unknown_key_exits_with_1_and_says_whether_events_do(

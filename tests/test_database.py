@@ -79,3 +79,52 @@ async def test_guards_look_at_the_newest_state_whatever_the_databases_default_is
     pool = await connect_pool(dsn, size=1, application="test")
     assert await pool.fetchval("SHOW transaction_isolation") == "read committed"
     await pool.close()
+
+
+class Forgetting:
+    """Notices when plans are to be forgotten, and what is asked after that."""
+
+    def __init__(self) -> None:
+        self.asked, self.more = asyncio.Event(), asyncio.Event()
+
+    async def request(self, data: bytes) -> bool:
+        if self.asked.is_set():
+            self.more.set()
+        if database.FORGET_PLANS.encode() in data:
+            self.asked.set()
+        return True
+
+    async def answer(self, _data: bytes) -> bool:
+        return True
+
+
+async def test_a_connection_that_is_dead_without_a_word_is_waited_for_no_longer_than_asked_and_keeps_no_place(
+    dsn: str, pg: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "PLANS_SECONDS", 0.0)
+    async with FaultProxy(pg.root / "sock/.s.PGSQL.5432") as proxy, asyncio.timeout(20):
+        pool = await connect_pool(proxied(proxy, dsn), size=1, application="test")
+        proxy.answers.open.clear()
+        with pytest.raises(TimeoutError):
+            await pool.acquire(timeout=0.2)
+        proxy.answers.open.set()
+        assert await pool.fetchval("SELECT 1") == 1
+        await pool.close()
+
+
+async def test_whoever_is_given_a_connection_while_the_pool_is_closed_is_told_so(
+    dsn: str, pg: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "PLANS_SECONDS", 0.0)
+    tap = Forgetting()
+    async with FaultProxy(pg.root / "sock/.s.PGSQL.5432", lambda: tap) as proxy, asyncio.timeout(20):
+        pool = await connect_pool(proxied(proxy, dsn), size=1, application="test")
+        proxy.answers.open.clear()
+        asks = asyncio.create_task(pool.fetchval("SELECT 1"))
+        await tap.asked.wait()
+        closes = asyncio.create_task(pool.close())
+        await tap.more.wait()
+        proxy.answers.open.set()
+        with pytest.raises(asyncpg.InterfaceError, match="closed"):
+            await asks
+        await closes

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import asyncpg
 import pytest
+from test_roles import made, role_of
 
 from reconciler import migrate as runner
 from reconciler.errors import DatabaseUnavailable, describe_connection_error
@@ -197,6 +199,82 @@ async def test_functions_pin_the_schema_that_the_connection_chose(empty_dsn, fol
         'search_path="Odd, Name", pg_temp'
     ]
     assert await pending(empty_dsn, folder) == ["0001_thing.sql", "0002_function.sql"], "another schema, another state"
+
+
+# Who may migrate
+
+
+@pytest.fixture
+async def stranger(empty_dsn):
+    """The URL by which a role logs in that owns nothing."""
+    async with made(empty_dsn, "stranger") as dsns:
+        yield dsns["stranger"]
+
+
+def refused_to(stranger: str, before: str = "") -> str:
+    """What whoever does not own the tables reads in one line, as a pattern."""
+    name = role_of(stranger)
+    told = (
+        f"{name} does not own the tables here, postgres does: migrate as postgres, who can also give {name} its rights"
+    )
+    return f"^{re.escape(f'{before}{told} (migrate --grant)')}$"
+
+
+async def test_whoever_does_not_own_the_tables_is_told_who_does_and_nothing_is_done(
+    empty_dsn, folder, connection, stranger
+):
+    await migrate(empty_dsn, folder=folder)
+    denied = "migrate: permission denied for table schema_migration: "
+    for run in (migrate(stranger, folder=folder), pending(stranger, folder)):
+        with pytest.raises(MigrationError, match=refused_to(stranger, denied)):
+            await run
+    await connection.execute(f"GRANT ALL ON schema_migration TO {role_of(stranger)}")
+    await connection.execute(f"GRANT CREATE ON SCHEMA public TO {role_of(stranger)}")
+    (folder / "0002_more.sql").write_text("CREATE TABLE more (id int);\n")  # which it might make, and would own
+    with pytest.raises(MigrationError, match=refused_to(stranger, "0002_more.sql was not run: ")):
+        await migrate(stranger, folder=folder)
+    assert await connection.fetchval("SELECT to_regclass('more')") is None
+    assert await pending(stranger, folder) == ["0002_more.sql"]
+
+
+async def test_whoever_does_not_own_the_tables_may_migrate_where_nothing_is_missing(
+    empty_dsn, folder, connection, stranger
+):
+    await migrate(empty_dsn, folder=folder)
+    await connection.execute(f"GRANT SELECT ON schema_migration TO {role_of(stranger)}")
+    assert await migrate(stranger, folder=folder) == []
+
+
+async def test_a_member_of_the_owner_migrates_as_the_owner_does(empty_dsn, folder, connection, stranger):
+    async with made(empty_dsn, "owner") as dsns:
+        await connection.execute(f"GRANT CREATE ON SCHEMA public TO {role_of(dsns['owner'])}, {role_of(stranger)}")
+        await migrate(dsns["owner"], folder=folder)
+        (folder / "0002_extra.sql").write_text(COLUMN)
+        with pytest.raises(MigrationError, match=rf"{role_of(dsns['owner'])} does: migrate as "):
+            await migrate(stranger, folder=folder)
+        await connection.execute(f"GRANT {role_of(dsns['owner'])} TO {role_of(stranger)}")
+        assert await migrate(stranger, folder=folder) == ["0002_extra.sql"]
+
+
+async def test_the_name_of_an_installation_is_its_owners(empty_dsn, tmp_path, stranger):
+    (tmp_path / "0001_installation.sql").write_text(INSTALLATION + "GRANT SELECT ON schema_migration TO PUBLIC;\n")
+    await migrate(empty_dsn, folder=tmp_path)
+    denied = "migrate: permission denied for table installation: "
+    with pytest.raises(MigrationError, match=refused_to(stranger, denied)):
+        await migrate(stranger, folder=tmp_path, namespace="mine")
+
+
+async def test_whoever_may_not_create_the_first_table_is_told_what_to_grant(folder, stranger):
+    name = role_of(stranger)
+    expected = f"^migrate: permission denied for schema public: GRANT CREATE ON SCHEMA public TO {name} first, or"
+    with pytest.raises(MigrationError, match=expected):
+        await migrate(stranger, folder=folder)
+
+
+async def test_whoever_may_not_use_the_schema_is_told_so(connection, folder, stranger):
+    await connection.execute("CREATE SCHEMA mail")
+    with pytest.raises(MigrationError, match="search_path names no schema that exists and that this role may use"):
+        await migrate(stranger + "&search_path=mail", folder=folder)
 
 
 def test_a_file_without_a_statement_is_refused(tmp_path):

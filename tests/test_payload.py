@@ -15,6 +15,7 @@ from webhooks.payload import (
     at,
     has_doubled_names,
     iso_time,
+    list_at,
     load,
     load_object,
     short,
@@ -171,6 +172,20 @@ def test_a_reason_is_short_or_nothing() -> None:
     assert short("x" * 500) == "x" * 200
     assert short("  550 no  ") == "550 no"
     assert [short(text) for text in (None, "", "  ")] == [None, None, None]
+
+
+def test_a_reason_of_several_parts_is_those_that_there_are() -> None:
+    assert short("550", None, "", "no such user ") == "550 no such user"
+    assert short("x" * 199, "yy") == "x" * 199 + " "
+    assert [short(), short(None, " ")] == [None, None]
+
+
+def test_a_list_that_is_none_is_empty() -> None:
+    tags = ["a", None]
+    value = {"data": {"tags": tags}, "to": "ada"}
+    assert list_at(value, "data", "tags") == list_at(tags) == tags
+    assert [list_at(value, *path) for path in (("to",), ("data",), ("data", "no"), ("to", "tags"), ())] == [[]] * 5
+    assert [list_at(None), list_at("[]")] == [[], []]
 
 
 # --- times

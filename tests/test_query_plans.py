@@ -124,6 +124,7 @@ HOLDS: Final = {
     "why.VERDICTS": Hold(10, "verdict_pkey"),
     "why.SHADOW_VERDICTS": Hold(10, "shadow_verdict_pkey"),
     "why.LOOK_UPS": Hold(10, "look_up_pkey"),
+    "why.TELLINGS": Hold(10, TOLD),
     "cli.reconcile.SEND_STATE": Hold(1, "send_log_pkey"),
     "cli.reconcile.SEND_KEYS": Hold(1, "send_log_pkey"),
     # Telling the application.

@@ -167,6 +167,32 @@ async def test_a_revoked_token_opens_nothing_any_more_and_a_new_one_does(
         assert (await answered("espr_old"), await answered("espr_new")) == (401, 404)
 
 
+@pytest.mark.parametrize("before", ["", "[api.tokens.shop]\nhash = ['{}']\nscopes = ['send']\n"], ids=["none", "send"])
+async def test_the_first_token_opens_what_nobody_was_let_into_before(config: Path, dsn: str, before: str) -> None:
+    """The API and the page, whether or not there was a token for another purpose."""
+
+    async def answered(path: str) -> int:
+        headers = {"Authorization": "Bearer espr_first"}
+        async with server.session.get(server.url + path, headers=headers, allow_redirects=False) as answer:
+            return answer.status
+
+    config.write_text(f"{config.read_text()}\n{before.format(hash_of('espr_send'))}")
+    async with serving(config, RECONCILER_DATABASE__URL=dsn) as server:
+        await server.becomes(200)
+        assert [await answered(path) for path in ("/v1/sends/k", "/ui/", "/ui/sign-in")] == [401, 404, 404]
+        first = f'[api.tokens.ann]\nhash = ["{hash_of("espr_first")}"]\nscopes = ["read"]\n'
+        config.write_text(config.read_text() + first)
+        line = await reloaded(server)
+        assert (line["changed"], line["needs_restart"]) == (["api"], [])
+        assert [await answered(path) for path in ("/v1/sends/k", "/ui/", "/ui/sign-in")] == [404, 303, 200]
+        signed_in = {"token": "espr_first", "next": "/ui/"}
+        async with server.session.post(f"{server.url}/ui/sign-in", data=signed_in, allow_redirects=False) as answer:
+            assert answer.status == 303
+            cookie = "; ".join(f"{name}={morsel.value}" for name, morsel in answer.cookies.items())
+        async with server.session.get(f"{server.url}/ui/", headers={"Cookie": cookie}) as answer:
+            assert answer.status == 200, "it has a database, too"
+
+
 async def test_whoever_is_signed_in_by_a_revoked_token_is_signed_out(config: Path, dsn: str) -> None:
     def written(*tokens: str) -> str:
         hashes = ", ".join(f'"{hash_of(token)}"' for token in tokens)

@@ -16,7 +16,7 @@ from typing import Any
 import asyncpg
 import pytest
 from campaign_kit import batch, loaded, people
-from kit import FEED, call, claim, confirm, event, fail, heard_neighbours, old_claim, reconcile, row
+from kit import FEED, call, claim, confirm, event, fail, heard_neighbours, make_month, old_claim, reconcile, row
 from program import Program
 
 from reconciler import campaign, retention
@@ -74,12 +74,7 @@ async def keys(db: asyncpg.Pool) -> set[str]:
 
 async def month(db: asyncpg.Pool, ago: timedelta = 120 * DAY) -> tuple[date, datetime]:
     """Make the month that holds this day a partition; returns its name and a time in its middle."""
-    now = await db.fetchval("SELECT clock_timestamp()")
-    first = (now - ago).astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    end = (first + 32 * DAY).replace(day=1)
-    part = f"provider_event_{first:%Y%m}"
-    await db.execute(f"CREATE TABLE {part} (LIKE provider_event INCLUDING DEFAULTS INCLUDING CONSTRAINTS)")
-    await db.execute(f"ALTER TABLE provider_event ATTACH PARTITION {part} FOR VALUES FROM ('{first}') TO ('{end}')")
+    first = await make_month(db, await db.fetchval("SELECT clock_timestamp()") - ago)
     return first.date(), first + 14 * DAY
 
 

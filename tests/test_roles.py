@@ -527,6 +527,19 @@ async def test_migrate_grants_and_prints_what_it_would_run(program: Program, dsn
         assert await rights(db, sender) == by_hand != []
 
 
+async def test_whoever_does_not_own_the_tables_grants_nothing_and_is_told_who_does(
+    config: Path, db: asyncpg.Pool, dsn: str, roles: Dsns, logs_as_before: None
+) -> None:
+    async with made(dsn, "stranger") as dsns:
+        stranger, reader = role_of(dsns["stranger"]), role_of(roles["reader"])
+        as_reader = Program(config, roles["reader"])
+        done = await as_reader("migrate", "--grant", f"reader={stranger}")
+        told = f"reconciler: {reader} does not own the tables here, postgres does: migrate as postgres, who can also "
+        assert (done.exit_code, done.stderr) == (1, f"{told}give {reader} its rights (migrate --grant)\n")
+        assert await rights(db, stranger) == []
+        assert (await as_reader("migrate", "--grants", "--grant", f"reader={stranger}")).exit_code == 0
+
+
 @pytest.mark.parametrize(
     "args",
     [("--grants",), ("--grant", "sender"), ("--grant", "king=k"), ("--grant", "sender=a", "--check"),

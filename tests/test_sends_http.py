@@ -418,6 +418,29 @@ async def test_operators_decide_as_on_the_command_line(sender: Sender, db: async
     assert (await ops.look())[0] == 200
 
 
+async def test_a_refusal_names_times_in_utc_wherever_the_database_stands(dsn: str) -> None:
+    there = {"timezone": "Asia/Kolkata", "datestyle": "German"}
+    async with asyncpg.create_pool(dsn, min_size=1, server_settings=there) as abroad, api(abroad) as sender:
+        await sender.claim()
+        until = (await row(abroad, KEY))["submit_by"]
+        for verb in ("release", "failed"):
+            _, refused = await as_(sender, OPS).decide(verb)
+            assert f"its sender may still submit until {until:%Y-%m-%d %H:%M:%S}" in refused["detail"]
+            assert refused["detail"].endswith("+00")
+
+
+A_TIME_AS_TEXT = r"\|\|\s*(\w+\.)?\w*(_at|_by|_until|_since|_before)\M"
+
+
+async def test_every_function_that_makes_text_of_a_time_says_in_which_zone_and_style(db: asyncpg.Pool) -> None:
+    rows = await db.fetch(
+        "SELECT proname, proconfig FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND prosrc ~ $1",
+        A_TIME_AS_TEXT,
+    )
+    assert {row["proname"] for row in rows} >= {"operator_release", "operator_decide"}
+    assert [row["proname"] for row in rows if not {"TimeZone=UTC", "DateStyle=ISO"} <= set(row["proconfig"])] == []
+
+
 # Tokens
 
 

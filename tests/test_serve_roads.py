@@ -59,6 +59,23 @@ async def test_what_was_stored_is_archived_once_s3_is_there_and_until_then_statu
     assert len(lines) + len(left) == 2, "the last one waits for the next process, if it wasn't carried yet"
 
 
+async def test_a_process_that_ends_takes_back_what_it_told_of_the_archive(
+    aws: str, dsn: str, db: asyncpg.Pool, tmp_path: Path
+) -> None:
+    """Whoever comes next says how it is then; where the archive was switched off, nobody would."""
+    config = write_config(tmp_path, ARCHIVE.format(region=REGION, url=aws))
+
+    async def finding() -> bool:
+        return bool(await db.fetchval("SELECT count(*) FROM finding WHERE code = 'archive'"))
+
+    async with serving(config, "--only", "receiver", RECONCILER_DATABASE__URL=dsn) as server:
+        await server.becomes(200)
+        assert await server.deliver("mg", sample("mg", "delivered", "key-1")) == 200
+        await until(finding, "the failure to be noted: there is no bucket")
+        assert await server.stop() == 0
+    assert not await finding()
+
+
 async def test_a_spool_that_can_t_be_made_ends_serve_with_one_line(dsn: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     config = write_config(tmp_path, '[archive]\nurl = "s3://mail/raw"\nspool = "file/spool"\n')

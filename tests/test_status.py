@@ -243,6 +243,24 @@ async def test_a_pause_is_noted_and_needs_nobody_but_a_breaker_does(db: asyncpg.
     assert [(f.code, f.needs_person) for f in await findings(db)] == [("paused", False), ("breaker", True)]
 
 
+async def test_a_pause_that_lasts_for_more_than_a_day_needs_a_person(db: asyncpg.Pool) -> None:
+    async with db.acquire() as connection:
+        await feeds.pause(connection, "mg", "incident 17", "ann@desk")
+        await feeds.pause(connection, feeds.ALL_FEEDS, "all of it", "ann@desk")
+    await db.execute("UPDATE feed_state SET paused_at = paused_at - interval '23 hours'")
+    assert [f.needs_person for f in await findings(db)] == [False, False]
+    async with db.acquire() as connection:  # said again, it is the same pause
+        await feeds.pause(connection, "mg", "incident 17, still", "bob@desk")
+    await db.execute("UPDATE feed_state SET paused_at = paused_at - interval '3 hours'")
+    assert [f.line() for f in await findings(db) if f.needs_person] == [
+        f"paused{feed}: {text}: reconciler resume{option} --reason TEXT once the cause is gone"
+        for feed, text, option in (
+            ("", "no feed releases while it lasts, for 26h so far (all of it)", ""),
+            (" mg", "no releases while it lasts, for 26h so far (incident 17, still)", " --feed mg"),
+        )
+    ]
+
+
 async def test_a_missing_partition_needs_a_person(db: asyncpg.Pool) -> None:
     await db.execute("""
         DO $$ BEGIN EXECUTE format('DROP TABLE %I', 'provider_event_' || to_char(

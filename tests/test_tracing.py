@@ -281,6 +281,34 @@ async def test_a_sender_notes_its_claim_its_submission_and_how_it_went(
     }
 
 
+async def test_the_collector_is_shown_the_headers_that_the_sender_was_given(
+    db: asyncpg.Pool, collector: Collector
+) -> None:
+    sender = otel.trace_sends(collector.url, service_name="shop", headers={"Authorization": "Bearer open-sesame"})
+    assert (await guard.send_once(db, KEY, "mg", answered)).outcome == "sent"
+    sender.close()
+    assert [span.name for span in collector.spans] == ["claim", "submit", "confirm"]
+    assert {headers.get("authorization") for headers in collector.headers} == {"Bearer open-sesame"}
+    assert b"open-sesame" not in b"".join(collector.bodies)
+
+
+async def test_the_applications_own_processor_gets_the_spans_and_no_collector_does(
+    db: asyncpg.Pool, collector: Collector
+) -> None:
+    memory = InMemorySpanExporter()
+    sender = otel.trace_sends(collector.url, service_name="shop", processor=SimpleSpanProcessor(memory))
+    assert (await guard.send_once(db, KEY, "mg", answered)).outcome == "sent"
+    sender.close()
+    spans = memory.get_finished_spans()
+    assert [(span.name, f"{span.context.trace_id:032x}") for span in spans] == [
+        ("claim", TRACE),
+        ("submit", TRACE),
+        ("confirm", TRACE),
+    ]
+    assert {span.resource.attributes["service.name"] for span in spans} == {"shop"}
+    assert collector.paths == []
+
+
 async def test_what_a_client_raised_is_named_and_its_words_are_not(
     db: asyncpg.Pool, collector: Collector, sender: otel.Spans
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from ipaddress import ip_network
+from urllib.parse import urlencode
 
 import asyncpg
 import pytest
@@ -443,7 +444,6 @@ def test_a_session_ends_with_its_time_its_token_and_its_scope_and_with_another_k
 async def test_a_token_that_is_taken_out_of_the_settings_leads_no_further(db):
     app = web.Application()
     data = add_ui(app, settings())
-    assert data is not None
     data.pool = db
     async with TestClient(TestServer(app)) as client:
         person = Person(client)
@@ -496,10 +496,19 @@ async def test_a_name_that_no_trusted_proxy_gave_is_nobodys(db, ui, headers):
     assert shown.status == 303
 
 
-async def test_without_anybody_who_may_look_there_is_no_page():
+async def test_without_anybody_who_may_look_there_is_no_page(db):
+    """Until settings that are read again name somebody."""
     app = web.Application()
-    assert add_ui(app, settings(api=ApiSettings(tokens={"shop": token(SENDER)}))) is None
-    assert [resource.canonical for resource in app.router.resources()] == []
+    data = add_ui(app, settings(api=ApiSettings(tokens={"shop": token(SENDER)})))
+    data.pool = db
+    async with TestClient(TestServer(app)) as client:
+        person = Person(client)
+        for path in ("/ui", "/ui/", "/ui/sign-in", "/ui/static/style.css", "/ui/sends/k"):
+            assert (await person.get(path, allow_redirects=False)).status == 404
+        assert (await person.post("/ui/sign-in", {"token": SENDER}, allow_redirects=False)).status == 404
+        data.take(settings())
+        assert (await person.sign_in(OPS)).status == 200
+        assert (await person.get("/ui")).url == "/ui/"
 
 
 # What is shown
@@ -635,6 +644,25 @@ async def test_a_filter_that_fits_few_of_very_many_finds_them(db, operator):
         await claim(db, f"rare-{number}", message_class="rare")
     assert await walked(operator, "/ui/sends?class=rare") == [["rare-0", "rare-1"]]
     assert (await operator.get("/ui/sends?class=nobodys")).text.count("No such send") == 1
+
+
+AS_STORED = (" news ", "news", "news\t")
+
+
+@pytest.mark.parametrize("name", AS_STORED)
+async def test_a_filter_takes_a_class_and_a_reason_as_they_are_stored(db, operator, name):
+    for number, one in enumerate(AS_STORED):
+        await held(db, f"held-{number}", message_class=one)
+        fence = (await claim(db, f"failed-{number}", message_class=one))["fence"]
+        assert await fail(db, f"failed-{number}", fence, one, not_sent=False) == "failed"
+    wanted = AS_STORED.index(name)
+    for field in ("class", "reason"):
+        listed = await operator.get("/ui/sends?" + urlencode({"state": "failed", field: name}))
+        assert [number for number in range(3) if f"failed-{number}" in listed.source] == [wanted]
+    (link,) = re.findall(f'href="([^"]*;{re.escape(urlencode({"class": name}))})"', (await operator.get("/ui/")).source)
+    form = (await operator.get(unescape(link))).form("/ui/sends")
+    await operator.send(form, which="all", verb="fail", reason="too old by now")
+    assert [n for n in range(3) if await state(db, f"held-{n}") == "failed"] == [wanted]
 
 
 MOVE_ON = "UPDATE send_log SET next_check_at = clock_timestamp() + interval '1 day' WHERE wire_key = $1"

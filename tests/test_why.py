@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import asyncpg
 import kit
@@ -70,6 +71,7 @@ async def test_the_timeline_holds_each_attempt_event_and_verdict_in_order(db: as
     assert [(entry.what, entry.text.split(",")[0].split(" (")[0]) for entry in story.timeline] == [
         ("claim", "attempt 1 claimed"),
         ("recorded", "recorded for feed mg"),  # the tests made the claim older, not the row
+        ("report", f"the sender reported of claim {fence}: connection refused; it was not sent"),
         ("verdict", "released: not_sent"),
         ("claim", "attempt 2 claimed"),
         ("answer", f"the sender told the provider's answer to claim {second}: accepted [message m-2]"),
@@ -221,6 +223,95 @@ async def test_a_failed_send_says_until_when_late_evidence_still_counts(db: asyn
     assert story.next is not None
     assert f"{until:%Y-%m-%dT%H:%M:%SZ}" in story.next.text
     assert "verdict: failed: 422 bad address (sender, by send_fail)" in told(story)
+
+
+def reports(story: Story) -> list[tuple[str, Any]]:
+    return [(entry.text, entry.details["not_sent"]) for entry in story.timeline if entry.what == "report"]
+
+
+async def test_what_the_sender_reported_of_an_attempt_is_told_with_what_it_says_of_it(db: asyncpg.Pool) -> None:
+    fences = {key: await old_claim(db, key, cause=None) for key in ("never-left", "refused", "unclear")}
+    for key, not_sent in (("never-left", True), ("refused", False), ("unclear", None)):
+        await fail(db, key, fences[key], "HTTP 503", not_sent=not_sent)
+    said = {key: reports(await why(db, key)) for key in fences}
+    before = "the sender reported of claim"
+    assert said == {
+        "never-left": [(f"{before} {fences['never-left']}: HTTP 503; it was not sent", True)],
+        "refused": [(f"{before} {fences['refused']}: HTTP 503; the provider refused it", False)],
+        "unclear": [
+            (f"{before} {fences['unclear']}, then or before: HTTP 503; it can't tell whether it was sent", None)
+        ],
+    }
+    for key in fences:
+        (entry,) = [entry for entry in (await why(db, key)).timeline if entry.what == "report"]
+        told_at = await db.fetchval("SELECT decided_at FROM verdict WHERE wire_key = $1", key)
+        assert entry.at == (told_at or (await row(db, key))["updated_at"])
+        assert (entry.details["reason"], entry.details["exact"]) == ("HTTP 503", told_at is not None)
+
+
+async def test_a_report_is_told_no_later_than_what_was_decided_with_it(db: asyncpg.Pool) -> None:
+    await old_claim(db, "held")
+    await heard_neighbours(db)
+    await db.execute("DELETE FROM provider_event WHERE message_id IN ('n-448', 'n-449', 'n-450')")
+    await reconcile(db)
+    held_at = await db.fetchval("SELECT decided_at FROM verdict WHERE wire_key = 'held' AND action = 'held'")
+    await make_due(db, "held")
+    await reconcile(db)
+    assert (await row(db, "held"))["updated_at"] > held_at
+    await old_claim(db, "free")
+    await db.fetch("SELECT * FROM operator_release('free', 'why', 'ann')")
+    await reconcile(db)  # which notes when it looks again
+    for key, latest in (("held", held_at), ("free", (await row(db, "free"))["released_at"])):
+        (at,) = [entry.at for entry in (await why(db, key)).timeline if entry.what == "report"]
+        assert at == latest
+
+
+async def test_a_report_of_what_was_heard_of_already_says_no_more_than_is_known(db: asyncpg.Pool) -> None:
+    fence = (await claim(db, "order:1"))["fence"]
+    await event(db, "order:1")
+    assert await fail(db, "order:1", fence, "timed out", not_sent=True) == "sent"
+    story = await why(db, "order:1")
+    assert [(e.text, "not_sent" in e.details) for e in story.timeline if e.what == "report"] == [
+        (f"the sender reported of claim {fence}: timed out", False)
+    ]
+
+
+async def test_what_the_application_was_told_is_told(db: asyncpg.Pool) -> None:
+    await db.execute("UPDATE installation SET tell = '{released, sent, failed, held}'")
+    for key in ("delivered", "dead", "waiting", "new", "overtaken"):
+        await fail(db, key, (await claim(db, key))["fence"], not_sent=True)
+    await db.execute("""
+        UPDATE release_outbox SET
+            tries = CASE WHEN wire_key = 'new' THEN 0 ELSE 2 END,
+            delivered_at = CASE WHEN wire_key = 'delivered' THEN timestamptz '2026-11-02T08:00:00Z' END,
+            dead_at = CASE WHEN wire_key = 'dead' THEN timestamptz '2026-11-02T09:00:00Z' END,
+            next_try_at = '2026-11-02T10:00:00Z', created_at = '2026-11-02T07:00:00Z',
+            last_error = CASE WHEN wire_key IN ('dead', 'waiting') THEN 'HTTP 500' END
+    """)
+    await claim(db, "overtaken")
+    found = {}
+    for key in ("delivered", "dead", "waiting", "new", "overtaken"):
+        ((found[key], at),) = [(e.text, e.at) for e in (await why(db, key)).timeline if e.what == "telling"]
+        (telling,) = await db.fetch("SELECT * FROM release_outbox WHERE wire_key = $1", key)
+        ended = telling["delivered_at"] or telling["cancelled_at"] or telling["dead_at"]
+        assert at == (ended or telling["created_at"])
+    assert found == {
+        "delivered": "the application was told: released (2 tries)",
+        "dead": "given up to tell the application: released (2 tries, HTTP 500); tell it with reconciler outbox retry",
+        "waiting": "to be told to the application: released (2 tries, HTTP 500), next at 2026-11-02T10:00:00Z",
+        "new": "to be told to the application: released",
+        "overtaken": "no longer to be told to the application: released (2 tries)",
+    }
+
+
+async def test_the_words_of_senders_show_addresses_only_on_demand(db: asyncpg.Pool) -> None:
+    refusal = "550 <ann@example.com> unknown"
+    for key, not_sent in (("never-left", True), ("refused", False), ("unclear", None)):
+        await fail(db, key, (await claim(db, key))["fence"], refusal, not_sent=not_sent)
+        assert "ann@example.com" not in repr(await why(db, key))
+        shown = await why(db, key, show_recipient=True)
+        assert refusal in str(told(shown))
+        assert refusal in (shown.row["cause"], shown.standing)
 
 
 async def test_an_operators_note_is_told_with_its_author(db: asyncpg.Pool) -> None:

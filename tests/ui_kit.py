@@ -123,7 +123,6 @@ async def page(pool: asyncpg.Pool | None, found: Settings | None = None) -> Asyn
     """Serve the page on a free port; nobody is signed in."""
     app = web.Application()
     data = add_ui(app, found or settings())
-    assert data is not None
     data.pool = pool
     async with TestClient(TestServer(app)) as client:
         yield Person(client)

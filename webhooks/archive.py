@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import fcntl
 import gzip
 import json
@@ -22,6 +23,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from io import FileIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final
 from urllib.parse import unquote_plus
 
@@ -35,6 +37,7 @@ _log: Final = structlog.get_logger()
 
 OPEN: Final = "open-*.ndjson"
 READY: Final = "*.ndjson.gz"
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 MAX_WAITING: Final = 64_000_000
 """Bytes of deliveries that may wait for the disk; what comes then is not archived, and counted."""
 
@@ -56,10 +59,17 @@ class Archive:
         self._opened_at = datetime.now(UTC)
 
     def open(self) -> None:
-        """Make the spool and take over what a killed process left in it. Raises OSError."""
-        self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)  # it holds addresses
-        for path in self._spool.glob(OPEN):
-            _close_orphan(path)
+        """Make the spool and take over what a killed process left in it. Raises OSError, but not for a full disk."""
+        try:
+            self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)  # it holds addresses
+            TemporaryFile(dir=self._spool).close()  # one that is there may be somebody else's, or read-only
+            for path in self._spool.glob(OPEN):
+                _close_orphan(path)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            # Events can be taken all the same. What waits in the spool is carried by the first process that finds room.
+            _log.warning("archive_disk_full", reason=error.strerror, hint="make room, then restart")
 
     def add(self, feed: Feed, delivery: Delivery, at: datetime) -> None:
         """Remember a delivery; never waits."""

@@ -140,6 +140,25 @@ class Pages:
         self._seen.add(cursor)
 
 
+class Shown:
+    """Notes what a search has shown of the send that it looks for: its key, or something without one that may be it."""
+
+    def __init__(self, query: Query) -> None:
+        self.found = False
+        """Whether the key was shown."""
+        self._key, self._unnamed = query.wire_key, False
+
+    def note(self, event: Event, *, unnamed: bool) -> None:
+        """Note an event; `unnamed`: it shows no key and may be about the send."""
+        self.found = self.found or (event.send_key is not None and event.send_key == self._key)
+        self._unnamed = self._unnamed or unnamed
+
+    def settle(self, hint: str) -> None:
+        """Raise ApiError where a key was looked for and not shown, but something unnamed was: absence isn't proved."""
+        if self._key and self._unnamed and not self.found:
+            raise ApiError("unnamed", hint)
+
+
 def items(value: object, *path: str) -> list[Any]:
     """Return the list at a path of an API's answer. Raises ApiError where there is none."""
     for name in path:

@@ -90,6 +90,17 @@ async def open_client(service: str, region: str, endpoint_url: str | None) -> As
         raise aws_failure(error) from error
 
 
+async def ask(feed: Feed, service: str, operation: str, **arguments: Any) -> dict[str, Any]:
+    """Return what one operation answers, in the feed's region. Raises ApiError."""
+    async with open_client(service, region_of(feed), feed.endpoint_url) as client:
+        return dict(await getattr(client, operation)(**arguments))
+
+
+async def do(feed: Feed, service: str, operation: str, **arguments: Any) -> None:
+    """Have one operation done, in the feed's region. Raises ApiError."""
+    await ask(feed, service, operation, **arguments)
+
+
 def aws_failure(error: Exception) -> ApiError:
     """Return what an exception of a client means for a person, without its text, which may quote a message."""
     if isinstance(error, ApiError):

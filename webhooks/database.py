@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import asyncpg
@@ -94,11 +94,11 @@ async def _nothing_to_reset(_connection: object) -> None:
 FORGET_PLANS: Final = "DISCARD PLANS"
 
 
-def _forgetting_plans() -> Callable[[Any], Awaitable[None]]:
+def _forgetting_plans() -> Callable[[Any], Coroutine[Any, Any, None]]:
     """Return what lets each connection, as it is given out, forget plans that have grown old.
 
-    One that was made while a month was empty reads it from end to end for each of a page's rows when thousands have come
-    into it a minute later. The server itself forgets it only after its next ANALYZE.
+    One that was made while a month was empty reads it from end to end for each of a page's rows when thousands have
+    come into it a minute later. The server itself forgets it only after its next ANALYZE.
     """
     forgotten: dict[int, float] = {}
 
@@ -108,8 +108,10 @@ def _forgetting_plans() -> Callable[[Any], Awaitable[None]]:
             return
         try:
             await connection.execute(FORGET_PLANS)
-        except BaseException:
+        except BaseException as error:
             connection.terminate()  # or asyncpg would wait for an answer to its goodbye
+            if isinstance(error, asyncpg.InternalClientError):  # no kind of error that anybody expects
+                raise asyncpg.InterfaceError("the pool was closed meanwhile") from error
             raise
         for gone in [one for one, at in forgotten.items() if now - at >= PLANS_SECONDS]:
             del forgotten[gone]

@@ -150,14 +150,20 @@ def id_at(value: object, *path: str) -> str | None:
     return bounded_id(found) if found else None
 
 
+def list_at(value: object, *path: str) -> list[Any]:
+    """Return the list at a path, an empty one where there is none."""
+    found = at(value, *path)
+    return found if isinstance(found, list) else []
+
+
 def first(texts: Iterable[str | None]) -> str | None:
     """Return the first text that there is."""
     return next(filter(None, texts), None)
 
 
-def short(text: str | None) -> str | None:
-    """Return text cut to the length of a reason; blank becomes None."""
-    return (text.strip()[:SHORT] or None) if text else None
+def short(*texts: str | None) -> str | None:
+    """Return the texts that there are, one after the other and cut to the length of a reason; blank becomes None."""
+    return " ".join(filter(None, texts)).strip()[:SHORT] or None
 
 
 def unix_time(value: object) -> datetime | None:

@@ -2,7 +2,7 @@
 
 -- As in 0019, in steps.
 CREATE OR REPLACE FUNCTION campaign_hold(campaign text, t timestamptz) RETURNS text
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     c campaign;
@@ -24,7 +24,7 @@ END $$;
 
 -- As in 0019, in steps.
 CREATE OR REPLACE FUNCTION campaign_standing(campaign text) RETURNS text
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     hold CONSTANT text := campaign_hold($1, clock_timestamp());
@@ -43,7 +43,8 @@ END $$;
 CREATE OR REPLACE FUNCTION send_claim_released(feed text, batch int, options jsonb)
 RETURNS TABLE (outcome text, send_key text, wire_key text, attempt int, fence bigint, seconds_left double precision,
     reason text, retry_at timestamptz, message_class text, recipient text, fingerprint text, payload jsonb)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET timezone = 'UTC' AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET timezone = 'UTC'
+SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     t CONSTANT timestamptz := clock_timestamp();
@@ -114,7 +115,8 @@ END $$;
 CREATE OR REPLACE FUNCTION send_claim_campaign(campaign text, batch int, options jsonb)
 RETURNS TABLE (outcome text, send_key text, wire_key text, attempt int, fence bigint, seconds_left double precision,
     reason text, retry_at timestamptz, message_class text, recipient text, fingerprint text, payload jsonb)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET timezone = 'UTC' AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET timezone = 'UTC'
+SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     t CONSTANT timestamptz := clock_timestamp();

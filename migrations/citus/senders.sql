@@ -5,7 +5,7 @@
 
 -- As in 0004: the row is read first, and judged here. (Citus 14.0 dies of an element of an array in a SET clause.)
 CREATE OR REPLACE FUNCTION send_note_delivery(w text) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     r send_log;
     best float8[];
@@ -24,7 +24,7 @@ END $$;
 
 -- As in 0021, in steps: an event without our key lies on its own node, and whose message id it bears is asked of all.
 CREATE OR REPLACE FUNCTION send_heard(w text, f text, recipient_key text, provider_message_id text, known_message_id text) RETURNS text
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     heard text[] := ARRAY(SELECT testimony FROM provider_event WHERE wire_key = w);
@@ -119,3 +119,9 @@ BEGIN
         ON CONFLICT (wire_key) DO UPDATE SET n = a.n + 1, asked_at = t, asked_as = why WHERE a.asked_at <= lately;
     END IF;
 END $$;
+
+-- Where 0028 ran before this was distributed: Citus can't plan without the values.
+ALTER FUNCTION send_claim(text, text, jsonb) RESET plan_cache_mode;
+ALTER FUNCTION send_confirm(text, bigint, text, jsonb) RESET plan_cache_mode;
+ALTER FUNCTION send_fail(text, bigint, text, boolean) RESET plan_cache_mode;
+ALTER FUNCTION send_enqueue(text, text, jsonb) RESET plan_cache_mode;

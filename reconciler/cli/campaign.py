@@ -16,7 +16,6 @@ import click
 
 from reconciler.cli.root import App, Command, Failed, Root, feed_text, json_option, operator, size_of
 from reconciler.cli.text import iso, say, say_json, say_table, when
-from reconciler.errors import UserError
 
 if TYPE_CHECKING:
     from reconciler.campaign import Status
@@ -37,9 +36,9 @@ def campaign() -> None:
 
 def name_text(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     """Refuse names that a campaign can't have."""
-    import re
+    from reconciler.campaign import NAME
 
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
+    if not NAME.fullmatch(value):
         raise click.BadParameter("a campaign's name is made of letters, digits, and . _ - after the first of them")
     return value
 
@@ -197,7 +196,7 @@ async def _status(pool: BoundedPool, name: str) -> Status:
     from reconciler import campaign
 
     if (found := await campaign.status(pool, name)) is None:
-        raise UserError(f"no campaign is named {name}: see reconciler campaign list")
+        raise campaign.UnknownCampaign(name)
     return found
 
 

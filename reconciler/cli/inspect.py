@@ -249,18 +249,24 @@ def providers(name: str | None, as_json: bool) -> None:
     if name is not None and name not in PROVIDERS:
         raise unknown("provider", name, PROVIDERS, "there are no providers")
     facts = {n: dataclasses.asdict(p.facts) for n, p in PROVIDERS.items() if name in (None, n)}
+    for known in facts.values():
+        known["redelivers_for"] = known["redelivers_for"] or None  # 0 s stands for what no document says
     if as_json:
         say_json(facts)
     elif name:
         for field, value in facts[name].items():
-            _say_fact(field.replace("_", " "), value)
+            _say_fact(field.replace("_", " "), _known(field, value))
             if field == "finds_by" and value == "recipient":
                 say(f"{'':26}(so it can't be asked where recipients are stored hashed)")
         say(JOINED_BY_ID)
     else:
         columns = ("title", "redelivers_for", "same_key_window", "finds_by", "lists", "first_event_is_delivery")
         header = ("NAME", "PROVIDER", "REDELIVERS FOR", "KEEPS OUR KEY FOR", "FOUND BY", "LISTS", "FIRST IS A DELIVERY")
-        say_table(header, [(n, *(_fact(f[column]) for column in columns)) for n, f in facts.items()])
+        say_table(header, [(n, *(_fact(_known(c, f[c])) for c in columns)) for n, f in facts.items()])
+
+
+def _known(field: str, value: object) -> object:
+    return "not known" if field == "redelivers_for" and value is None else value
 
 
 def _say_fact(field: str, value: object) -> None:

@@ -35,7 +35,7 @@ def lag(app: App, plot: Path | None, feed: str | None, as_json: bool) -> None:
     max_risk; it is never shorter than makes sense with the provider.
     """
     from reconciler.lag import read_lags
-    from reconciler.reports import database_clock
+    from reconciler.ledger import database_clock
 
     async def work(pool: BoundedPool) -> list[Lag]:
         async with pool.acquire() as connection:

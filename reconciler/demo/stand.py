@@ -83,6 +83,7 @@ async def receiving(settings: Settings) -> AsyncIterator[str]:
         fetch = await stack.enter_async_context(open_fetch())
         runner = make_runner(daemon.app(fetch), CLOSE_SECONDS)
         stack.push_async_callback(runner.cleanup)
+        stack.push_async_callback(runner.wind_down)
         servers = await take_ports(stack, runner, settings)
         stack.callback(daemon.drain)
         await daemon.open(_tell_nobody, servers)

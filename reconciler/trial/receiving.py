@@ -56,6 +56,7 @@ async def _receiving(pool: asyncpg.Pool, taken: dict[str, Feed]) -> AsyncIterato
             await web.TCPSite(runner, "127.0.0.1", 0).start()
             yield f"http://127.0.0.1:{runner.addresses[0][1]}"
         finally:
+            await runner.wind_down()
             await runner.cleanup()
             await inbox.close()
 

@@ -134,8 +134,6 @@ class Actions:
         raise web.HTTPSeeOther(f"/ui/feeds?{urlencode({'did': did, 'feed': feed})}")
 
 
-PLAIN_TIMES: Final = "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'"
-"""The functions' answers name times: as the page does, wherever the database stands."""
 # Before the function of the verb locks and looks, in its transaction: what a person saw must be what he decides about.
 SEEN: Final = "SELECT attempt, state FROM send_log WHERE wire_key = wire_key($1) FOR UPDATE"
 
@@ -153,7 +151,6 @@ async def decide(connection: Connection, wish: Wish, send: Seen) -> Done:
     """Perform a verb on a send, unless another attempt or verdict has come since it was seen."""
     said = (send.wire_key, wish.reason, wish.who)
     async with connection.transaction(isolation="read_committed"):
-        await connection.execute(PLAIN_TIMES)
         now = await connection.fetchrow(SEEN, send.wire_key)
         if now is not None and (changed := _changed(wish, send, *now)):
             return Done(send.wire_key, "refused", changed)

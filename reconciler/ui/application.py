@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`/ui/` as an application: its routes, and what meets a request before them.
 
-In this order: errors become pages, and each answer gets the headers that keep foreign code out; who looks (else: sign
-in); of a POST its size and form, that our own page made it, and that its sender may act.
+In this order: without anybody who may look there is no page; errors become pages, and each answer gets the headers that
+keep foreign code out; who looks (else: sign in); of a POST its size and form, that our own page made it, and that its
+sender may act.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from http import HTTPStatus
 from typing import Final, NoReturn
 from urllib.parse import quote
@@ -30,16 +32,14 @@ from webhooks.quiet import Quiet
 _log: Final = structlog.get_logger()
 
 
-def add_ui(app: web.Application, settings: Settings) -> Data | None:
-    """Serve the page, unless nobody may look at it; then None. Set `pool` of what is returned once there is one."""
-    if not is_wanted(settings):
-        return None
+def add_ui(app: web.Application, settings: Settings) -> Data:
+    """Serve the page, as long as somebody may look at it. Set `pool` of what is returned once there is one."""
     data, renderer = Data(settings), Renderer()
     viewers = Viewers(settings.ui, lambda: data.settings.api)
     pages = Pages(data, renderer)
     actions = Actions(data, renderer, pages)
     entrance = SignIn(viewers, renderer, secure=(settings.receiver.public_url or "").startswith("https:"))
-    ui = web.Application(middlewares=[_answered(renderer), _entered(viewers), _meant(actions)])
+    ui = web.Application(middlewares=[_wanted(data), _answered(renderer), _entered(viewers), _meant(actions)])
     ui.add_routes(
         [
             web.get("/", pages.overview),
@@ -58,13 +58,25 @@ def add_ui(app: web.Application, settings: Settings) -> Data | None:
             web.get("/static/{name}", renderer.static),
         ]
     )
-    app.router.add_get("/ui", _to_the_page)
+    app.router.add_get("/ui", partial(_to_the_page, data))
     app.add_subapp("/ui", ui)
     return data
 
 
-async def _to_the_page(_: web.Request) -> NoReturn:
-    raise web.HTTPFound("/ui/")
+async def _to_the_page(data: Data, _: web.Request) -> NoReturn:
+    raise web.HTTPFound("/ui/") if is_wanted(data.settings) else web.HTTPNotFound
+
+
+def _wanted(data: Data) -> Middleware:
+    """Answer as where no page is while nobody may look, by the settings as they are now."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not is_wanted(data.settings):
+            raise web.HTTPNotFound
+        return await handler(request)
+
+    return middleware
 
 
 def _answered(renderer: Renderer) -> Middleware:

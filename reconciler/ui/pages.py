@@ -16,6 +16,7 @@ from reconciler.feeds import ALL_FEEDS
 from reconciler.findings import judge
 from reconciler.in_words import WAITS_FOR
 from reconciler.lag import read_lags
+from reconciler.ledger import database_clock
 from reconciler.outlook import Outlook
 from reconciler.reports import (
     MOST_EVENTS,
@@ -23,7 +24,6 @@ from reconciler.reports import (
     RecordedDuplicate,
     Unknown,
     Vanished,
-    database_clock,
     old_enough,
     recorded_duplicates,
     unknown_events,
@@ -207,7 +207,8 @@ class Pages:
 
 def wanted_of(query: Mapping[str, Any]) -> Wanted:
     """Return which sends a link or a form asks for. Raises HTTPBadRequest."""
-    state, feed, reason, of_class = (str(query.get(name, "")).strip() or None for name in _FILTER)
+    # As they are stored: a class may begin with a space, and all sends that a filter names can be decided at once.
+    state, feed, reason, of_class = (str(query.get(name, "")) or None for name in _FILTER)
     if state and state not in STATES:
         raise web.HTTPBadRequest(text=f"there is no such state: there is {', '.join(STATES)}")
     return Wanted(state, feed, reason, of_class)

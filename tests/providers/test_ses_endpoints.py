@@ -17,8 +17,8 @@ from aws_server import REGION, client
 
 from webhooks.api import HttpApi
 from webhooks.asking import ApiError, Change
+from webhooks.aws import ask
 from webhooks.provider import Feed
-from webhooks.providers import ses
 from webhooks.providers.ses import PROVIDER
 
 URL = "https://hooks.example.com/webhooks/ses-eu"
@@ -325,7 +325,7 @@ async def test_what_aws_refuses_is_told(cloud: Aws, status: int, reason: str) ->
 
 async def test_a_fault_of_ours_is_not_called_aws_s(cloud: Aws) -> None:
     with pytest.raises(AttributeError):
-        await ses._aws(feed(cloud), "sns", "teleport")
+        await ask(feed(cloud), "sns", "teleport")
 
 
 def test_its_facts_say_that_it_cannot_be_asked_and_fills_queues() -> None:

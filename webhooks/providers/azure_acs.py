@@ -296,8 +296,7 @@ def _message_id(data: object) -> str | None:
 def _reason(kind: Kind, data: object) -> str | None:
     if kind not in (Kind.BOUNCED, Kind.REJECTED):
         return None
-    words = (text_at(data, "status"), text_at(data, "deliveryStatusDetails", "statusMessage"))
-    return short(" ".join(filter(None, words)))
+    return short(text_at(data, "status"), text_at(data, "deliveryStatusDetails", "statusMessage"))
 
 
 def _found(said: object, asked: str) -> Event:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 from uuid import NAMESPACE_DNS, uuid5
 
-from webhooks.asking import Api, ApiError, Query, by_offset, credential, items
+from webhooks.asking import Api, ApiError, Query, Shown, by_offset, credential, items
 from webhooks.event import (
     HASHED_KEY,
     Event,
@@ -229,19 +229,17 @@ class Brevo:
 
         Raises ApiError where one of them shows no key and may be the sought one's, whose tag was left out.
         """
-        found, unnamed = False, False
+        shown = Shown(query)
         for filters in _filters(query):
             async for item in _listed(filters, feed, api):
                 event, by_tag = _found(item, query.wire_key), "tags" in filters
                 if not by_tag and query.is_of_another_time(event):
                     continue
-                found = found or event.send_key == query.wire_key
-                unnamed = unnamed or (event.send_key is None and (by_tag or query.may_be_to(event.recipient)))
+                shown.note(event, unnamed=event.send_key is None and (by_tag or query.may_be_to(event.recipient)))
                 yield event
-            if query.wire_key and found:
+            if shown.found:
                 return
-        if query.wire_key and unnamed:
-            raise ApiError("unnamed", "an event of the API's answer shows no tag of ours: it may be the sought one's")
+        shown.settle("an event of the API's answer shows no tag of ours: it may be the sought one's")
 
 
 def _tag(wire_key: str) -> str:

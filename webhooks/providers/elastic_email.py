@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from msgspec.structs import replace
 
-from webhooks.asking import Api, ApiError, Query, by_offset, credential, items, needed, utc
+from webhooks.asking import Api, Query, Shown, by_offset, credential, items, needed, utc
 from webhooks.event import HASHED_KEY, PLAIN_KEY, Event, Kind, Testimony, bounded_id, derived_id, unread
 from webhooks.forms import form_fields, query_fields
 from webhooks.payload import first, id_at, iso_time, load_or_none, short, text_at
@@ -201,18 +201,15 @@ class ElasticEmail:
 
         Raises ApiError where the recipient was sent to by a channel that is no key of ours: it may be the sought one.
         """
-        found, unnamed = False, False
+        shown = Shown(query)
         for place in [f"{_EVENTS}/channels/{query.wire_key}", _EVENTS] if query.wire_key else [_EVENTS]:
             async for item in _listed(place, query, feed, api):
                 event = _found(item)
-                found, unnamed = found or event.send_key == query.wire_key, unnamed or _may_be_sought(event, query)
+                shown.note(event, unnamed=_may_be_sought(event, query))
                 yield event
-            if query.wire_key and found:
+            if shown.found:
                 return
-        if query.wire_key and unnamed:
-            raise ApiError(
-                "unnamed", "an event to this recipient has a channel that is no key: it may be the sought one's"
-            )
+        shown.settle("an event to this recipient has a channel that is no key: it may be the sought one's")
 
 
 def _is_probe(delivery: Delivery) -> bool:

@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from webhooks.asking import Api, ApiError, Pages, Query, bearer, credential, items, needed
+from webhooks.asking import Api, ApiError, Pages, Query, Shown, bearer, credential, items, needed
 from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id
-from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, text_at
+from webhooks.payload import at, first, id_at, iso_time, list_at, load_object, load_or_none, short, text_at
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -197,8 +197,7 @@ class MailerSend:
             return [by_code(status, code[0] if code else message, _REPLIES)]
         if message_id := headers.get("x-message-id"):
             return by_ids(status, [bounded_id(message_id)])
-        warnings = at(said, "warnings")
-        types = [at(warning, "type") for warning in warnings] if isinstance(warnings, list) else []
+        types = [at(warning, "type") for warning in list_at(said, "warnings")]
         return [Reply("rejected", "ALL_SUPPRESSED") if "ALL_SUPPRESSED" in types else unclear(status)]
 
     async def verify(self, delivery: Delivery, feed: Feed, now: datetime, fetch: Fetch) -> Verdict:  # noqa: ARG002
@@ -245,15 +244,12 @@ class MailerSend:
 
         Raises ApiError where one of the recipient's shows no key: it may be the sought one's.
         """
-        found, unnamed = False, False
+        shown = Shown(query)
         async for item in _listed(query, feed, api):
             event = _found(item)
-            found, unnamed = found or event.send_key == query.wire_key, unnamed or query.is_unnamed(event)
+            shown.note(event, unnamed=query.is_unnamed(event))
             yield event
-        if query.wire_key and unnamed and not found:
-            raise ApiError(
-                "unnamed", "an activity of this recipient's shows no tag of ours: it may be the sought one's"
-            )
+        shown.settle("an activity of this recipient's shows no tag of ours: it may be the sought one's")
 
     def _sample_body(self, name: str, wire_key: str, now: datetime) -> bytes:
         data = {
@@ -312,8 +308,8 @@ def _recipient(data: object) -> str | None:
 
 
 def _send_key(data: object) -> str | None:
-    tags = at(data, "tags") or at(data, "email", "tags")
-    ours = (_OUR_TAG.fullmatch(tag) for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else ()
+    tags = list_at(at(data, "tags") or at(data, "email", "tags"))
+    ours = (_OUR_TAG.fullmatch(tag) for tag in tags if isinstance(tag, str))
     # No document of MailerSend's puts a key into `meta`; one that is there is taken all the same.
     return first(match[1] or match[2] for match in ours if match) or text_at(data, "meta", "send_key")
 

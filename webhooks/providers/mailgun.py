@@ -18,10 +18,10 @@ from urllib.parse import quote
 import msgspec
 
 from webhooks import asking
-from webhooks.asking import Api, ApiError, Change, Pages, Query, basic, credential, items, needed
+from webhooks.asking import Api, ApiError, Change, Pages, Query, Shown, basic, credential, items, needed
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address
 from webhooks.forms import form_fields
-from webhooks.payload import at, first, load_object, load_or_none, load_text, short, text_at, unix_time
+from webhooks.payload import at, first, list_at, load_object, load_or_none, load_text, short, text_at, unix_time
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -193,22 +193,21 @@ class Mailgun:
         """
         begin, end = query.seconds()
         span = {"begin": str(begin), "end": str(end), "ascending": "yes", "limit": str(_PAGE)}
-        found, unnamed = False, False
+        shown = Shown(query)
         for filters in _filters(query.recipient):
             async for item in _listed(feed, api, {**span, **filters}):
                 event = _found(item)
-                found = found or event.send_key == query.wire_key
-                unnamed = unnamed or query.is_unnamed(event)
+                shown.note(event, unnamed=query.is_unnamed(event))
                 yield event
-        if query.recipient and unnamed and not found:
-            raise ApiError("unnamed", "an event of this recipient's, or of nobody's in particular, shows no send_key")
+        if query.recipient:
+            shown.settle("an event of this recipient's, or of nobody's in particular, shows no send_key")
 
     async def changes(self, url: str, feed: Feed, api: Api) -> list[Change]:
         """Return one change for each event type that is not posted to the URL; other URLs stay as they are."""
         there = at((await _call(feed, api, "GET", f"/v3/domains/{_domain(feed)}/webhooks")).value, "webhooks")
         if not isinstance(there, dict):
             raise ApiError("garbage", "the API's answer does not list the domain's webhooks")
-        urls = {name: _urls(there, name) for name in _EVENT_TYPES}
+        urls = {name: list_at(there, name, "urls") for name in _EVENT_TYPES}  # one that isn't set is null or missing
         return [_addition(name, urls[name], url, feed, api) for name in _EVENT_TYPES if url not in urls[name]]
 
     def sample(self, kind: str, wire_key: str, feed: Feed, now: datetime) -> Delivery:
@@ -288,8 +287,7 @@ def _as_json(fields: list[tuple[str, str]]) -> dict[str, Any]:
 
 def _form_key(form: Mapping[str, str]) -> str | None:
     """Return our key from the message's own variables; opens, clicks and unsubscribes have it as a field only."""
-    headers = load_text(form.get("message-headers"))
-    for header in headers if isinstance(headers, list) else ():
+    for header in list_at(load_text(form.get("message-headers"))):
         match header:
             case ["X-Mailgun-Variables", variables] if key := _send_key(variables):
                 return key
@@ -357,12 +355,11 @@ def _event_id(data: dict[str, Any], message_id: str | None, occurred_at: datetim
 
 def _reason(data: dict[str, Any]) -> str | None:
     status = data.get("delivery-status")
-    words = (
+    return short(
         text_at(data, "reason") or text_at(data, "reject", "reason"),
         text_at(status, "code"),
         text_at(status, "description") or text_at(status, "message"),
     )
-    return short(" ".join(filter(None, words)))
 
 
 async def _call(feed: Feed, api: Api, method: str, path: str, **sent: Any) -> asking.ApiReply:
@@ -400,11 +397,6 @@ def _found(item: dict[str, Any]) -> Event:
     """Return a listed event, kept as its webhook says it, so that it is read in one way. Raises ApiError."""
     needed(item, "event")
     return _event(item, json.dumps({"event-data": item}).encode())
-
-
-def _urls(there: dict[str, Any], name: str) -> list[Any]:
-    urls = at(there, name, "urls")  # an event type that isn't set is null or missing
-    return urls if isinstance(urls, list) else []
 
 
 def _addition(name: str, others: list[Any], url: str, feed: Feed, api: Api) -> Change:

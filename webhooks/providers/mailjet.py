@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from webhooks.asking import Api, ApiError, Query, basic, by_offset, credential, items, needed, utc
+from webhooks.asking import Api, Query, Shown, basic, by_offset, credential, items, needed, utc
 from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id, unread
 from webhooks.payload import at, id_at, iso_time, load_object, load_or_none, load_text, short, split, text_at, unix_time
 from webhooks.provider import (
@@ -216,19 +216,15 @@ class Mailjet:
 
         Raises ApiError where one of them shows no key and may be the sought one.
         """
-        found, unnamed = False, False
+        shown = Shown(query)
         for filters in [{"CustomID": query.wire_key}, {}] if query.wire_key else [{}]:
             async for item in _listed(query, filters, feed, api):
                 event = _found(item)
-                found = found or event.send_key == query.wire_key
-                unnamed = unnamed or (not event.send_key if filters else _may_be_sought(event, query))
+                shown.note(event, unnamed=not event.send_key if filters else _may_be_sought(event, query))
                 yield event
-            if query.wire_key and found:
+            if shown.found:
                 return
-        if query.wire_key and unnamed:
-            raise ApiError(
-                "unnamed", "a message of the API's answer shows no CustomID of ours: it may be the sought one"
-            )
+        shown.settle("a message of the API's answer shows no CustomID of ours: it may be the sought one")
 
 
 def _reply(status: int, message: object) -> Reply:

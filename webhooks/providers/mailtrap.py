@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from webhooks.asking import Api, ApiError, Pages, Query, bearer, credential, items, needed, utc
+from webhooks.asking import Api, ApiError, Pages, Query, Shown, bearer, credential, items, needed, utc
 from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id, unread
 from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, split, text_at, unix_time
 from webhooks.provider import (
@@ -212,16 +212,15 @@ class Mailtrap:
 
         Raises ApiError where one of them shows no key and may be the sought one.
         """
-        found, unnamed = False, False
+        shown = Shown(query)
         for filters in _filters(query):
             async for item in _listed(filters, feed, api):
                 event = await _found(item, query.wire_key, feed, api)
-                found, unnamed = found or event.send_key == query.wire_key, unnamed or query.is_unnamed(event)
+                shown.note(event, unnamed=query.is_unnamed(event))
                 yield event
-            if query.wire_key and found:
+            if shown.found:
                 return
-        if query.wire_key and unnamed:
-            raise ApiError("unnamed", "a message to this recipient shows no key, so it may be the sought one")
+        shown.settle("a message to this recipient shows no key, so it may be the sought one")
 
 
 def _reply(status: int, response: object) -> Reply:

@@ -15,16 +15,8 @@ from urllib.parse import urlencode
 
 from msgspec.structs import replace
 
-from webhooks.asking import Api, ApiError, Query, by_halves, credential, items, needed
-from webhooks.event import (
-    Event,
-    Kind,
-    Testimony,
-    bounded_id,
-    derived_id,
-    is_plain_address,
-    unread,
-)
+from webhooks.asking import Api, Query, Shown, by_halves, credential, items, needed
+from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address, unread
 from webhooks.forms import form_fields
 from webhooks.payload import at, id_at, load_object, load_or_none, short, split, text_at, unix_time
 from webhooks.provider import (
@@ -236,17 +228,14 @@ class Mandrill:
 
         Raises ApiError where one of the recipient's shows no key: it may be the sought one.
         """
-        found, unnamed = False, False
+        shown = Shown(query)
         async for item in _listed(query, feed, api):
             event = _found(item)
             if query.is_of_another_time(event):
                 continue
-            found, unnamed = found or event.send_key == query.wire_key, unnamed or query.is_unnamed(event)
+            shown.note(event, unnamed=query.is_unnamed(event))
             yield event
-        if query.wire_key and unnamed and not found:
-            raise ApiError(
-                "unnamed", "a message to this recipient shows no metadata send_key: it may be the sought one"
-            )
+        shown.settle("a message to this recipient shows no metadata send_key: it may be the sought one")
 
 
 def _reply(status: int, item: object) -> Reply:
@@ -344,8 +333,7 @@ def _event_id(element: dict[str, Any], message: Any) -> str:
 
 
 def _reason(message: Any) -> str | None:
-    words = (text_at(message, "reject", "reason"), text_at(message, "bounce_description"), text_at(message, "diag"))
-    return short(" ".join(filter(None, words)))
+    return short(text_at(message, "reject", "reason"), text_at(message, "bounce_description"), text_at(message, "diag"))
 
 
 # -- asking ------------------------------------------------------------------------------------------------------------

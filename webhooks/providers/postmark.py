@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from webhooks.asking import Api, ApiError, Change, Query, by_halves, by_offset, credential, items, needed
+from webhooks.asking import Api, ApiError, Change, Query, Shown, by_halves, by_offset, credential, items, needed
 from webhooks.event import Event, Kind, Testimony, derived_id
 from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, text_at
 from webhooks.provider import (
@@ -236,13 +236,12 @@ class Postmark:
 
         Raises ApiError where what is listed for the key shows none.
         """
-        found, unnamed = False, False
+        shown = Shown(query)
         async for message in by_halves(partial(_listed, query.wire_key, feed, api), *query.seconds(), _MOST):
             for event in _found(message):
-                found, unnamed = found or event.send_key == query.wire_key, unnamed or event.send_key is None
+                shown.note(event, unnamed=event.send_key is None)
                 yield event
-        if query.wire_key and unnamed and not found:
-            raise ApiError("unnamed", "a message that is listed for the key does not show it, so it may be another's")
+        shown.settle("a message that is listed for the key does not show it, so it may be another's")
 
     async def changes(self, url: str, feed: Feed, api: Api) -> list[Change]:
         """Return what the webhook with our URL lacks in the feed's message stream, or its creation."""
@@ -318,8 +317,7 @@ def _reason(record: dict[str, Any]) -> str | None:
         return short(text_at(record, "SuppressionReason"))
     if record.get("RecordType") != "Bounce":
         return None
-    words = (text_at(record, "Type"), text_at(record, "Details") or text_at(record, "Description"))
-    return short(" ".join(filter(None, words)))
+    return short(text_at(record, "Type"), text_at(record, "Details") or text_at(record, "Description"))
 
 
 async def _call(api: Api, feed: Feed, method: str, path: str, **sent: Any) -> Any:

@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from webhooks.asking import Api, ApiError, Change, Pages, Query, bearer, credential, items, needed
+from webhooks.asking import Api, ApiError, Change, Pages, Query, Shown, bearer, credential, items, needed
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id
-from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, text_at
+from webhooks.payload import at, first, id_at, iso_time, list_at, load_object, load_or_none, short, text_at
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -211,15 +211,15 @@ class Resend:
 
         Raises ApiError where one of a recipient's shows no key: sent by SMTP, it may be the sought one.
         """
-        found, unnamed = False, False
+        shown = Shown(query)
         async for listed in _emails(query.since, feed, api):
             if _time(listed) > query.until or not _may_be_to(listed, query):
                 continue
             event = _found(await _call(api, feed, "GET", f"/emails/{quote(needed(listed, 'id'), safe='')}"))
-            found, unnamed = found or event.send_key == query.wire_key, unnamed or event.send_key is None
+            shown.note(event, unnamed=event.send_key is None)
             yield event
-        if query.recipient and unnamed and not found:
-            raise ApiError("unnamed", "an e-mail to this recipient shows no tag send_key, so it may be the sought one")
+        if query.recipient:
+            shown.settle("an e-mail to this recipient shows no tag send_key, so it may be the sought one")
 
     async def changes(self, url: str, feed: Feed, api: Api) -> list[Change]:
         """Return what the webhook with our URL lacks, or its creation, which answers its signing secret."""
@@ -346,8 +346,7 @@ def _found(email: object) -> Event:
 
 def _corrections(webhook: dict[str, Any], feed: Feed, api: Api) -> list[Change]:
     """Return the one change that a webhook with our URL needs, if any."""
-    ticked = webhook.get("events")
-    ticked = ticked if isinstance(ticked, list) else []
+    ticked = list_at(webhook, "events")
     missing = [name for name in _EVENTS if name not in ticked]
     disabled = webhook.get("status") != "enabled"
     needs = [f"add {', '.join(missing)}"] if missing else []

@@ -17,7 +17,7 @@ import msgspec
 from webhooks import sns
 from webhooks.asking import Api, ApiError, Pages, Query, credential, items, needed, utc
 from webhooks.event import Event, Kind, Testimony, derived_id, is_plain_address
-from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, text_at
+from webhooks.payload import at, first, id_at, iso_time, list_at, load_object, load_or_none, short, text_at
 from webhooks.provider import (
     UNKNOWN,
     BadPayload,
@@ -246,14 +246,14 @@ def _derived_id(name: str, message: dict[str, Any]) -> str:
 
 
 def _send_key(headers: object) -> str | None:
-    named = headers if isinstance(headers, list) else []
+    named = list_at(headers)
     return first(text_at(header, "value") for header in named if (text_at(header, "key") or "").lower() == "x-send-key")
 
 
 def _reason(message: dict[str, Any]) -> str | None:
     code = text_at(message, "email_response_code") or text_at(message, "blocklist_type")
     words = first(text_at(message, field) for field in ("email_response_message", "email_error", "blocklist_reason"))
-    return short(" ".join(filter(None, (code, words))))
+    return short(code, words)
 
 
 # -- the API -----------------------------------------------------------------------------------------------------------
@@ -361,8 +361,7 @@ def _found(item: object) -> Event:
 
 
 def _is_blocked(email: object) -> bool:
-    flags = at(email, "flags")
-    return isinstance(flags, list) and "blocklisted" in flags
+    return "blocklisted" in list_at(email, "flags")
 
 
 def _sample_body(name: str, wire_key: str, now: datetime) -> bytes:

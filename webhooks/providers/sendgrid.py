@@ -21,7 +21,7 @@ from urllib.parse import quote
 import msgspec
 
 from webhooks import asking
-from webhooks.asking import Api, ApiError, Change, Query, bearer, by_halves, credential, items, needed, utc
+from webhooks.asking import Api, ApiError, Change, Query, Shown, bearer, by_halves, credential, items, needed, utc
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address, unread
 from webhooks.payload import at, has_doubled_names, load_object, short, split, text_at, unix_time
 from webhooks.provider import (
@@ -229,16 +229,16 @@ class SendGrid:
 
         Raises ApiError where one of a recipient's shows no key: it may be the sought one.
         """
-        found, unnamed = False, False
+        shown = Shown(query)
         async for message in by_halves(partial(_listed, query.recipient, feed, api), *query.seconds(), _MOST):
             if not query.may_be_to(text_at(message, "to_email")):
                 continue  # its arguments need not be read
             place = f"/v3/logs/{quote(needed(message, 'sg_message_id'), safe='')}"
             for event in _found((await _call(feed, api, "GET", place)).value):
-                found, unnamed = found or event.send_key == query.wire_key, unnamed or event.send_key is None
+                shown.note(event, unnamed=event.send_key is None)
                 yield event
-        if query.recipient and unnamed and not found:
-            raise ApiError("unnamed", "a message to this recipient shows no custom argument send_key")
+        if query.recipient:
+            shown.settle("a message to this recipient shows no custom argument send_key")
 
     async def changes(self, url: str, feed: Feed, api: Api) -> list[Change]:
         """Return what makes the webhook of this URL post all events, signed; other webhooks stay as they are."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
@@ -18,10 +18,11 @@ from typing import Any, Final, Literal, NamedTuple
 
 from webhooks import sns
 from webhooks.asking import Api, Change, credential
-from webhooks.aws import open_client, region_of
-from webhooks.aws_policy import grant, grants, with_grant
+from webhooks.aws import ask, do
+from webhooks.aws_policy import grant
+from webhooks.aws_topic import Way, queue_changes, subscription_changes, topic_changes, way_to
 from webhooks.event import Event, Kind, Testimony, derived_id
-from webhooks.payload import SHORT, at, first, id_at, iso_time, load_or_none, load_shared, short, text_at
+from webhooks.payload import SHORT, at, first, id_at, iso_time, list_at, load_or_none, load_shared, short, text_at
 from webhooks.provider import BadPayload, Delivery, Facts, Feed, Fetch, NoSample, Parsed, Provider, Stamp, Verdict
 from webhooks.reply import Reply, all_mean, by_code, by_ids, each, is_success, unclear
 
@@ -228,9 +229,14 @@ class Ses:
 
         Configuration set, topic and queue have to exist; what leads elsewhere is left alone.
         """
-        way = await _way(url, feed)
-        parts = (_topic_changes, _queue_changes, _subscription_changes, _destination_changes)
-        return [change for part in parts for change in await part(way)]
+        configuration_set = credential(feed.api_scope, "api_scope", feed)
+        way = await way_to(url, feed)
+        return [
+            *await topic_changes(way, "the configuration set", _publishes(way.topic, configuration_set)),
+            *await queue_changes(way),
+            *await subscription_changes(way),
+            *await _destination_changes(way, configuration_set),
+        ]
 
 
 def _code_of_v1(body: bytes) -> str:
@@ -319,10 +325,10 @@ def _content(fields: dict[str, Any]) -> str | None:
 
 def _recipients(fields: dict[str, Any], found: _Type) -> list[_Recipient]:
     """Return whom the event is about: those it names, else the only destination, else nobody in particular."""
-    named = [_recipient(entry) for entry in _list(at(fields, *found.recipients) if found.recipients else None)]
+    named = [_recipient(entry) for entry in (list_at(fields, *found.recipients) if found.recipients else ())]
     if named := [recipient for recipient in named if recipient.address]:
         return named
-    destination = _list(at(fields, *_DESTINATION))
+    destination = list_at(fields, *_DESTINATION)
     return [_recipient(destination[0]) if len(destination) == 1 else _Recipient(None)]
 
 
@@ -332,14 +338,10 @@ def _recipient(entry: object) -> _Recipient:
     return _Recipient(text_at(entry, "emailAddress"), text_at(entry, "diagnosticCode"))
 
 
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _send_key(fields: dict[str, Any]) -> str | None:
     tag = at(fields, "mail", "tags", "send_key")
     tagged = text_at(tag[0] if isinstance(tag, list) and tag else tag)
-    headers = _list(at(fields, "mail", "headers"))
+    headers = list_at(fields, "mail", "headers")
     named = (text_at(header, "value") for header in headers if (text_at(header, "name") or "").lower() == "x-send-key")
     return tagged or first(named)
 
@@ -357,7 +359,7 @@ def _opted_out(detail: object) -> bool:
 
 
 def _refused(preferences: object) -> set[str | None]:
-    topics = _list(at(preferences, "topicSubscriptionStatus"))
+    topics = list_at(preferences, "topicSubscriptionStatus")
     refused = {text_at(topic, "topicName") for topic in topics if at(topic, "subscriptionStatus") == "OptOut"}
     return refused | ({"*"} if at(preferences, "unsubscribeAll") is True else set())
 
@@ -369,106 +371,16 @@ def _reason(detail: object, diagnosis: str | None) -> str | None:
     return short(_ADDRESS.sub("<address>", text))
 
 
-class _Way(NamedTuple):
-    feed: Feed
-    configuration_set: str
-    topic: str
-    protocol: str
-    endpoint: str
-    """Our URL, or the ARN of our queue."""
+def _publishes(topic: str, configuration_set: str) -> dict[str, Any]:
+    """Return the grant that lets the configuration set publish to the topic."""
+    _, partition, _, region, account, _ = topic.split(":", 5)
+    source = f"arn:{partition}:ses:{region}:{account}:configuration-set/{configuration_set}"
+    return grant("ses.amazonaws.com", "sns:Publish", topic, {"AWS:SourceAccount": account, "AWS:SourceArn": source})
 
 
-async def _aws(feed: Feed, service: str, operation: str, **arguments: Any) -> dict[str, Any]:
-    async with open_client(service, region_of(feed), feed.endpoint_url) as client:
-        return dict(await getattr(client, operation)(**arguments))
-
-
-async def _do(feed: Feed, service: str, operation: str, **arguments: Any) -> None:
-    await _aws(feed, service, operation, **arguments)
-
-
-async def _way(url: str, feed: Feed) -> _Way:
-    configuration_set = credential(feed.api_scope, "api_scope", feed)
-    topic = credential("".join(feed.topics[:1]), "topics", feed)
-    if not feed.queue_url:
-        return _Way(feed, configuration_set, topic, url.partition(":")[0], url)
-    return _Way(feed, configuration_set, topic, "sqs", (await _queue(feed))["QueueArn"])
-
-
-async def _topic(way: _Way) -> dict[str, str]:
-    return dict((await _aws(way.feed, "sns", "get_topic_attributes", TopicArn=way.topic))["Attributes"])
-
-
-async def _queue(feed: Feed) -> dict[str, str]:
-    asked = {"QueueUrl": feed.queue_url, "AttributeNames": ["QueueArn", "Policy"]}
-    return dict((await _aws(feed, "sqs", "get_queue_attributes", **asked))["Attributes"])
-
-
-def _set_topic(way: _Way, name: str, value: str) -> Awaitable[None]:
-    attribute = {"TopicArn": way.topic, "AttributeName": name, "AttributeValue": value}
-    return _do(way.feed, "sns", "set_topic_attributes", **attribute)
-
-
-async def _topic_changes(way: _Way) -> list[Change]:
-    attributes, changes = await _topic(way), []
-    _, partition, _, region, account, _ = way.topic.split(":", 5)
-    source = f"arn:{partition}:ses:{region}:{account}:configuration-set/{way.configuration_set}"
-    sources = {"AWS:SourceAccount": account, "AWS:SourceArn": source}
-    wanted = grant("ses.amazonaws.com", "sns:Publish", way.topic, sources)
-    if attributes.get("SignatureVersion") != "2":
-        signs = partial(_set_topic, way, "SignatureVersion", "2")
-        changes.append(Change("topic: sign with SHA-256 (SignatureVersion 2)", signs))
-    if not grants(attributes.get("Policy"), wanted):
-        changes.append(Change("topic: let the configuration set publish to it", partial(_open_topic, way, wanted)))
-    return changes
-
-
-async def _open_topic(way: _Way, wanted: Mapping[str, Any]) -> None:
-    await _set_topic(way, "Policy", with_grant((await _topic(way)).get("Policy"), wanted))
-
-
-async def _queue_changes(way: _Way) -> list[Change]:
-    wanted = grant("sns.amazonaws.com", "sqs:SendMessage", way.endpoint, {"aws:SourceArn": way.topic})
-    if way.protocol != "sqs" or grants((await _queue(way.feed)).get("Policy"), wanted):
-        return []
-    return [Change("queue: let the topic send to it", partial(_open_queue, way.feed, wanted))]
-
-
-async def _open_queue(feed: Feed, wanted: Mapping[str, Any]) -> None:
-    policy = with_grant((await _queue(feed)).get("Policy"), wanted)
-    await _do(feed, "sqs", "set_queue_attributes", QueueUrl=feed.queue_url, Attributes={"Policy": policy})
-
-
-async def _subscription_changes(way: _Way) -> list[Change]:
-    arn = await _subscription(way)
-    if arn is None:
-        ours = {"TopicArn": way.topic, "Protocol": way.protocol, "Endpoint": way.endpoint}
-        return [Change(f"topic: subscribe {way.endpoint}", partial(_do, way.feed, "sns", "subscribe", **ours))]
-    found = await _aws(way.feed, "sns", "get_subscription_attributes", SubscriptionArn=arn)
-    if way.protocol == "sqs" or found["Attributes"].get("RawMessageDelivery") != "true":
-        return []
-    off = {"SubscriptionArn": arn, "AttributeName": "RawMessageDelivery", "AttributeValue": "false"}
-    change = partial(_do, way.feed, "sns", "set_subscription_attributes", **off)
-    return [Change("subscription: switch raw message delivery off, which has no signature", change)]
-
-
-async def _subscription(way: _Way) -> str | None:
-    """Return the ARN of our subscription; one that waits to be confirmed has none yet, and is subscribed again."""
-    asked = {"TopicArn": way.topic}
-    while True:
-        page = await _aws(way.feed, "sns", "list_subscriptions_by_topic", **asked)
-        for found in page.get("Subscriptions", []):
-            ours = (found["Protocol"], found["Endpoint"]) == (way.protocol, way.endpoint)
-            if ours and found["SubscriptionArn"].startswith("arn:"):
-                return str(found["SubscriptionArn"])
-        if not page.get("NextToken"):
-            return None
-        asked["NextToken"] = page["NextToken"]
-
-
-async def _destination_changes(way: _Way) -> list[Change]:
-    place = {"ConfigurationSetName": way.configuration_set}
-    answer = await _aws(way.feed, "sesv2", "get_configuration_set_event_destinations", **place)
+async def _destination_changes(way: Way, configuration_set: str) -> list[Change]:
+    place = {"ConfigurationSetName": configuration_set}
+    answer = await ask(way.feed, "sesv2", "get_configuration_set_event_destinations", **place)
     there = answer.get("EventDestinations", [])
     ours = [found for found in there if at(found, "SnsDestination", "TopicArn") == way.topic]
     on = {kind for found in ours if found.get("Enabled") for kind in found["MatchingEventTypes"]}
@@ -479,7 +391,7 @@ async def _destination_changes(way: _Way) -> list[Change]:
     if ours:
         verb, name, kinds = "update", ours[0]["Name"], [*dict.fromkeys([*ours[0]["MatchingEventTypes"], *_WANTED])]
     destination = {"Enabled": True, "MatchingEventTypes": kinds, "SnsDestination": {"TopicArn": way.topic}}
-    change = partial(_do, way.feed, "sesv2", f"{verb}_configuration_set_event_destination", **place)
+    change = partial(do, way.feed, "sesv2", f"{verb}_configuration_set_event_destination", **place)
     change = partial(change, EventDestinationName=name, EventDestination=destination)
     return [Change(f"configuration set: {verb} event destination {name} with {', '.join(off)}", change)]
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from webhooks.asking import Api, ApiError, Pages, Query, credential, items, needed, utc
+from webhooks.asking import Api, Pages, Query, Shown, credential, items, needed, utc
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address
 from webhooks.forms import form_fields
 from webhooks.payload import at, first, id_at, iso_time, load_object, load_or_none, short, text_at
@@ -199,13 +199,12 @@ class Smtp2Go:
 
         Raises ApiError where one of the recipient's shows no key: it may be the sought one's.
         """
-        found, unnamed = False, False
+        shown = Shown(query)
         async for item in _listed(query, feed, api):
             event = _found(item)
-            found, unnamed = found or event.send_key == query.wire_key, unnamed or query.is_unnamed(event)
+            shown.note(event, unnamed=query.is_unnamed(event))
             yield event
-        if query.wire_key and unnamed and not found:
-            raise ApiError("unnamed", "an event to this recipient shows no X-Send-Key, so it may be the sought one's")
+        shown.settle("an event to this recipient shows no X-Send-Key, so it may be the sought one's")
 
 
 def _fields(delivery: Delivery) -> dict[str, Any]:

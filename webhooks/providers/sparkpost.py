@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
-from webhooks.asking import Api, ApiError, Pages, Query, credential, items, needed, utc
+from webhooks.asking import Api, ApiError, Pages, Query, Shown, credential, items, needed, utc
 from webhooks.event import HASHED_KEY, Event, Kind, Testimony, derived_id, is_plain_address, unread
 from webhooks.payload import at, id_at, iso_time, load, load_or_none, short, split, text_at, unix_time
 from webhooks.provider import (
@@ -219,16 +219,15 @@ class SparkPost:
 
         Raises ApiError where one of them shows no key and may be the sought one's.
         """
-        found, unnamed = False, False
+        shown = Shown(query)
         for filters in _questions(query):
             async for item in _listed(filters, feed, api):
                 event = _found(item, query.wire_key)
-                found, unnamed = found or event.send_key == query.wire_key, unnamed or query.is_unnamed(event)
+                shown.note(event, unnamed=query.is_unnamed(event))
                 yield event
-            if query.wire_key and found:
+            if shown.found:
                 return
-        if query.wire_key and unnamed:
-            raise ApiError("unnamed", "an event to this recipient shows no key, so it may be the sought one's")
+        shown.settle("an event to this recipient shows no key, so it may be the sought one's")
 
 
 def _classes(raw: bytes) -> dict[str, Any] | None:

@@ -1,4 +1,0 @@
-DROP INDEX send_log_provider_message;
-DROP INDEX send_log_known_message;
-ALTER INDEX send_log_provider_message_hash RENAME TO send_log_provider_message;
-ALTER INDEX send_log_known_message_hash RENAME TO send_log_known_message;
