@@ -21,9 +21,8 @@ from webhooks.provider import Delivery, Feed
 from webhooks.registry import PROVIDERS
 
 ROOT = Path(__file__).parent.parent
-LIMIT = 45.0
-"""Seconds any condition is waited for; only a failing test waits that long. More than the longest pause of ours before
-another try: a listener's, of 30 s."""
+LIMIT = 20.0
+"""Seconds any condition is waited for; only a failing test waits that long."""
 
 FEEDS = {
     "mg": Feed("mg", "mailgun", ("key-0123456789abcdef",)),

@@ -37,11 +37,15 @@ async def connected(dsn: str) -> AsyncIterator[asyncpg.Connection]:
         await connection.close()
 
 
-async def is_sent(connection: asyncpg.Connection, key: str) -> None:
+LISTENER_LIMIT = 45.0
+"""Seconds for which a listener is waited for, which rests for up to 30 s before it tries again."""
+
+
+async def is_sent(connection: asyncpg.Connection, key: str, seconds: float = LIMIT) -> None:
     async def there() -> bool:
         return bool(await connection.fetchval("SELECT state = 'sent' FROM send_log WHERE wire_key = $1", key))
 
-    await until(there, f"{key} to be sent")
+    await until(there, f"{key} to be sent", seconds)
 
 
 async def exit_of(server: Server) -> tuple[int, list[str]]:
@@ -204,7 +208,7 @@ async def test_case_097_a_database_that_is_away_is_waited_for_and_comes_back(
         async with connected(database.dsn()) as connection:
             await connection.execute("CALL send_claim_commit('key-2', 'mg', '{}')")
             assert await server.deliver("mg", sample("mg", "delivered", "key-2")) == 200
-            await is_sent(connection, "key-2")  # the listener is back, too
+            await is_sent(connection, "key-2", LISTENER_LIMIT)  # the listener is back, too
         assert await server.stop() == 0
     assert not [line for line in server.lines if "Traceback" in str(line)]
     assert server.errors == []
