@@ -59,7 +59,7 @@ def pruning(pool: asyncpg.Pool, settings: RetentionSettings, late_window: timede
             return
         done = await prune(pool, ages, seconds=RUN_SECONDS)
         dropped = [f"{month.month:%Y-%m}" for month in done.months if month.outcome == "dropped"]
-        if done.rows or dropped:
+        if done.rows.total() or dropped:  # a count of nothing is a count
             _log.info("pruned", rows={name: n for name, n in sorted(done.rows.items()) if n}, months=dropped)
 
     return work

@@ -18,6 +18,7 @@ import pytest
 from campaign_kit import batch, loaded, people
 from kit import FEED, call, claim, confirm, event, fail, heard_neighbours, make_month, old_claim, reconcile, row
 from program import Program
+from structlog.testing import capture_logs
 
 from reconciler import campaign, retention
 from reconciler.findings import judge
@@ -572,9 +573,21 @@ async def test_a_run_of_the_daemon_is_short_and_the_next_one_goes_on(db: asyncpg
     await sent(db, KEY, 40 * DAY)
     await pruning(db, RetentionSettings(), 7 * DAY)()  # not a day later
     assert await keys(db) == {KEY}
-    await db.execute("UPDATE installation SET pruned_at = pruned_at - interval '25 hours'")
+    await db.execute(A_DAY_LATER)
     await pruning(db, RetentionSettings(), 7 * DAY)()
     assert await keys(db) == set()
+
+
+A_DAY_LATER = "UPDATE installation SET pruned_at = pruned_at - interval '25 hours'"
+
+
+async def test_a_run_of_the_daemon_that_finds_nothing_says_nothing(db: asyncpg.Pool) -> None:
+    await sent(db, KEY, 40 * DAY)
+    with capture_logs() as lines:
+        await pruning(db, RetentionSettings(), 7 * DAY)()
+        await db.execute(A_DAY_LATER)
+        await pruning(db, RetentionSettings(), 7 * DAY)()
+    assert [(line["event"], line["rows"]) for line in lines] == [("pruned", {"send_log": 1})]
 
 
 # Settings

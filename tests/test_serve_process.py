@@ -72,7 +72,9 @@ async def test_an_event_settles_its_claim_at_once_and_a_stop_leaves_everything_c
 
         await until(counted, "the verdict to be counted")
         assert await server.stop() == 0
-    assert [line["event"] for line in server.lines][-2:] == ["stopping", "stopped"]
+    named = [line["event"] for line in server.lines]  # what was begun, a prune say, ends between these two
+    assert named.count("stopping") == 1
+    assert named[-1] == "stopped"
     assert {(line["feed"], line["url"]) for line in server.events("feed_configured")} == {
         ("mg", f"{server.url}/webhooks/mg"),
         ("sg", f"{server.url}/webhooks/sg"),
