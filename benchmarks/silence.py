@@ -16,9 +16,9 @@ from benchmarks import backlog_sql as sql
 from benchmarks.backlog import RULES, policies
 from benchmarks.stand import Result, Scale, compare, connected, copied_database, say
 from reconciler import judging, migrate
+from reconciler.connection import Connection
 from reconciler.histories import Histories
 from reconciler.history import Counts
-from reconciler.ledger import Connection
 from reconciler.limits import Limit
 from reconciler.postgres import EmbeddedPostgres
 from reconciler.reconcile import Report, run_pass

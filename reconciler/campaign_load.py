@@ -20,8 +20,8 @@ import asyncpg
 
 from reconciler.campaign import NAME
 from reconciler.campaign_file import Bad, Line, Row, read_lines, row_maker
+from reconciler.connection import BAD_DATA, TRY_AGAIN
 from reconciler.errors import UserError
-from reconciler.ledger import BAD_DATA, TRY_AGAIN
 from webhooks.event import wire_key
 from webhooks.provider import Provider
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from reconciler.ledger import Connection
+from reconciler.connection import Connection
 
 MOST_CLAIMS: Final = 50_000
 """Of each feed, at most so many of its newest claims are looked at."""

@@ -22,8 +22,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
 from reconciler import metrics
+from reconciler.connection import Connection, Place
 from reconciler.feeds import meet_releases, set_breaker
-from reconciler.ledger import Connection, Place
 
 OVERLAP: Final = timedelta(minutes=2)
 """How much of the events' time is walked again: the longest transaction of the receiver, and how far apart the events

@@ -9,7 +9,8 @@ from typing import Final
 
 import asyncpg
 
-from reconciler.ledger import Connection, Live, Place
+from reconciler.connection import Connection, Place
+from reconciler.limits import Live
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from reconciler import restore
-from reconciler.ledger import Connection
+from reconciler.connection import Connection
 from reconciler.policy import HOLDS, Hold, holds_of
 
 ALL_FEEDS: Final = "*"

@@ -17,8 +17,8 @@ from typing import Any, Final
 from prometheus_client import Gauge
 
 from reconciler import metrics
+from reconciler.connection import Connection
 from reconciler.findings import judge
-from reconciler.ledger import Connection
 from reconciler.metrics import FeedFigures
 from reconciler.settings import Settings
 from reconciler.status import Status, read_status

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from reconciler.ledger import Connection
+from reconciler.connection import Connection
 from reconciler.policy import Rules
 from reconciler.risk import REPORTED, UNREPORTED, Cause, usual_share
 from reconciler.silence import FeedHistory, Sighting

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO, Final, Literal
 
 import asyncpg
 
+from reconciler.connection import BAD_DATA, TRY_AGAIN
 from reconciler.errors import UserError
 from reconciler.filling import filling
-from reconciler.ledger import BAD_DATA, TRY_AGAIN
 from webhooks.event import storable, wire_key
 
 BATCH: Final = 1000

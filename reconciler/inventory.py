@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from reconciler.ledger import Connection
+from reconciler.connection import Connection
 
 PARTS: Final = 24
 RUN: Final = 5_000

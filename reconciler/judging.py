@@ -11,9 +11,10 @@ from typing import Any, Final
 import asyncpg
 
 from reconciler import ledger
+from reconciler.connection import BEGINNING, Connection
 from reconciler.feeds import Health, feed_health
 from reconciler.histories import Histories
-from reconciler.ledger import BEGINNING, Connection, Decided
+from reconciler.ledger import Decided
 from reconciler.neighbours import assess_silence
 from reconciler.policy import FeedView, Heard, Row, Rules, Verdict, Witness, decide
 from reconciler.risk import REPORTED, UNREPORTED, risk_of

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from reconciler.connection import Connection
 from reconciler.histories import Histories
 from reconciler.history import ENOUGH
-from reconciler.ledger import Connection
 from reconciler.outlook import released_at, silent_for
 from reconciler.policy import Rules
 from reconciler.settings import Settings

@@ -6,42 +6,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import asyncpg
 import msgspec
 
-from reconciler.limits import LIMITED
+from reconciler.connection import Connection, Place
+from reconciler.limits import LIMITED, Live
 from reconciler.policy import Action, Verdict
 from reconciler.silence import Judged
 
-Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
-
 LEASE: Final = timedelta(seconds=60)
 """How long a page that one pass has taken is left alone by the others. Only a courtesy: guards make them right."""
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """The feeds whose sends passes move: only those named, or all but those named. Of the others they only record."""
-
-    names: frozenset[str]
-    only: bool
-
-    def __contains__(self, feed: object) -> bool:
-        return (feed in self.names) == self.only
-
-
-ALL_LIVE: Final = Live(frozenset(), only=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a walk over rows stands: they are ordered by time and wire key."""
-
-    at: datetime
-    wire_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +52,6 @@ class Decided:
     def limited(self) -> bool:
         """Whether it takes a place in the feed's budget."""
         return self.verdict.reason in LIMITED
-
-
-BEGINNING: Final = Place(datetime(1, 1, 1, tzinfo=UTC), "")
-
-TRY_AGAIN: Final = (asyncpg.DeadlockDetectedError, asyncpg.InvalidCachedStatementError)
-"""A deadlock, or a plan that a migration made invalid: the same statement is tried once more, as a whole."""
-BAD_DATA: Final = (
-    asyncpg.DataError,  # class 22
-    asyncpg.IntegrityConstraintViolationError,  # class 23
-    asyncpg.ProgramLimitExceededError,  # class 54: longer than an index takes
-)
-"""The database can't store one of the rows of a statement, however often it is tried."""
-
-DATABASE_CLOCK: Final = "SELECT clock_timestamp()"
-
-
-async def database_clock(database: Connection | asyncpg.Pool) -> datetime:
-    """Return the time by which ages are told."""
-    now: datetime = await database.fetchval(DATABASE_CLOCK)
-    return now
 
 
 TAKE_BACK: Final = """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much may be released at once: the blast radius of a rule that is wrong. Pure."""
+"""How much may be released at once, and of which feeds: the blast radius of a rule that is wrong. Pure."""
 
 from __future__ import annotations
 
@@ -21,6 +21,20 @@ LEAST_CANARY: Final = 10
 
 LOOK_AGAIN: Final = timedelta(minutes=1)
 """After so long a release that was not allowed is looked at again; after a canary's grace, where that is shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The feeds whose sends passes move: only those named, or all but those named. Of the others they only record."""
+
+    names: frozenset[str]
+    only: bool
+
+    def __contains__(self, feed: object) -> bool:
+        return (feed in self.names) == self.only
+
+
+ALL_LIVE: Final = Live(frozenset(), only=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 
 import asyncpg
 
+from reconciler.connection import Connection
 from reconciler.errors import UserError
 from reconciler.filling import opened_inbox, store
-from reconciler.ledger import Connection
 from webhooks.api import open_api
 from webhooks.event import Answer
 from webhooks.inbox import Stored

@@ -15,9 +15,9 @@ from typing import Final
 
 import asyncpg
 
+from reconciler.connection import Connection
 from reconciler.histories import Histories
 from reconciler.history import Stratum
-from reconciler.ledger import Connection
 from reconciler.risk import CROWDS, FAR, MOST
 from reconciler.silence import (
     Around,

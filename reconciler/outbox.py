@@ -21,7 +21,7 @@ import asyncpg
 import structlog
 from prometheus_client import Counter
 
-from reconciler.ledger import Connection
+from reconciler.connection import Connection
 from reconciler.outbox_channels import Channel, Message, NotTaken, Send, channel_of
 from reconciler.settings_tables import OutboxSettings
 from webhooks.quiet import Quiet

@@ -13,7 +13,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from reconciler.ledger import Connection
+from reconciler.connection import Connection
 
 OVERLAP: Final = timedelta(seconds=30)
 FIRST_LOOK: Final = timedelta(hours=1)

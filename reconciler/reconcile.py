@@ -15,11 +15,12 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 import asyncpg
 
 from reconciler import evidence, ledger
+from reconciler.connection import BEGINNING, TRY_AGAIN, Connection, Place
 from reconciler.feeds import open_breaker
 from reconciler.histories import Histories
 from reconciler.judging import Page, judge_row, read_page
-from reconciler.ledger import ALL_LIVE, BEGINNING, TRY_AGAIN, Connection, Decided, Live, Place
-from reconciler.limits import Limit
+from reconciler.ledger import Decided
+from reconciler.limits import ALL_LIVE, Limit, Live
 from reconciler.outcomes import follow_outcomes
 from reconciler.policy import Action, Rules, Verdict, Witness
 from reconciler.releasing import release

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
+from reconciler.connection import Connection
 from reconciler.feeds import lock_feeds
-from reconciler.ledger import Connection, Decided, counted
+from reconciler.ledger import Decided, counted
 from reconciler.limits import Allowance, Limit, Usage, allowance, held_instead
 from reconciler.metrics import EXPECTED_DUPLICATES
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import asyncpg
 
 from reconciler import metrics
-from reconciler.ledger import Connection, database_clock
+from reconciler.connection import Connection, database_clock
 from reconciler.settings import Settings
 
 OLDER: Final = timedelta(hours=6)

@@ -17,8 +17,8 @@ import asyncpg
 import msgspec
 import structlog
 
+from reconciler.connection import Connection
 from reconciler.errors import UserError
-from reconciler.ledger import Connection
 
 _log: Final = structlog.get_logger()
 

@@ -19,7 +19,7 @@ from typing import Final
 import asyncpg
 import structlog
 
-from reconciler.ledger import Place
+from reconciler.connection import Place
 from reconciler.retention_look import MARGIN, Ages, Cuts, Month, Pruned, ages_of, cuts_now, old_months
 from reconciler.settings_tables import RetentionSettings
 

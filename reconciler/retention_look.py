@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from reconciler.ledger import Connection, database_clock
+from reconciler.connection import Connection, database_clock
 from reconciler.settings_tables import RetentionSettings
 
 MARGIN: Final = timedelta(hours=1)

@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 import asyncpg
 import structlog
 
+from reconciler.connection import BEGINNING, Connection
 from reconciler.feeds import lock_feeds
-from reconciler.ledger import BEGINNING, Connection
 from reconciler.lookup import Asked, Question, keep, read_controls, read_namespace, read_questions
 from reconciler.policy import Witness
 from webhooks.api import open_api

@@ -16,8 +16,7 @@ from typing import Annotated, Any, Final, get_args
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from reconciler.ledger import Live
-from reconciler.limits import Limit
+from reconciler.limits import Limit, Live
 from reconciler.policy import Rules
 from reconciler.settings_facts import against_facts
 from reconciler.settings_retention import paths, refusals

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from reconciler.ledger import Connection, Decided, counted
+from reconciler.connection import Connection
+from reconciler.ledger import Decided, counted
 from reconciler.policy import LATEST_LOOK, Action
 
 SHADOW: Final = """

@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from reconciler.citus import Layout, read_layout
+from reconciler.connection import Connection, database_clock
 from reconciler.feeds import ALL_FEEDS
 from reconciler.histories import Histories
-from reconciler.ledger import Connection, database_clock
 from reconciler.outbox import OutboxStatus, read_outbox
 from reconciler.outlook import Outlook, outlooks
 from reconciler.policy import holds_of

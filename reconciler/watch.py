@@ -12,9 +12,9 @@ from typing import Final
 import asyncpg
 import structlog
 
+from reconciler.connection import database_clock
 from reconciler.duplicates import look_at_events, look_at_retries
 from reconciler.feeds import stop_refused_feeds
-from reconciler.ledger import database_clock
 from reconciler.reports import read_vanished
 from reconciler.settings import Settings
 

@@ -22,9 +22,9 @@ from typing import Any, Final, Literal
 
 import asyncpg
 
+from reconciler.connection import database_clock
 from reconciler.histories import Histories
 from reconciler.judging import UNSTAMPED, starting_prior
-from reconciler.ledger import database_clock
 from reconciler.limits import LIMITED
 from reconciler.neighbours import assess_silence
 from reconciler.policy import Action, FeedView, Heard, Row, Rules, Verdict, decide

@@ -41,9 +41,10 @@ from reconciler import (
 )
 from reconciler.cli import operate, root
 from reconciler.cli import reconcile as cli_reconcile
+from reconciler.connection import BEGINNING, Place
 from reconciler.histories import Histories
-from reconciler.ledger import ALL_LIVE, BEGINNING, Decided, Place
-from reconciler.limits import Limit
+from reconciler.ledger import Decided
+from reconciler.limits import ALL_LIVE, Limit
 from reconciler.policy import Action, Verdict
 from reconciler.settings import Settings
 from reconciler.ui import actions, claims

@@ -28,9 +28,11 @@ from kit import (
 )
 
 from reconciler import guard, ledger, releasing
+from reconciler.connection import BEGINNING
 from reconciler.evidence import settle_watched
 from reconciler.feeds import pause
-from reconciler.ledger import ALL_LIVE, BEGINNING, Decided
+from reconciler.ledger import Decided
+from reconciler.limits import ALL_LIVE
 from reconciler.policy import Action, Verdict
 from webhooks.event import Event, Kind, Testimony
 from webhooks.inbox import Inbox

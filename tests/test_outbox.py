@@ -36,7 +36,7 @@ from snippets import block
 
 from reconciler import guard, guard_sync
 from reconciler.feeds import pause
-from reconciler.ledger import Live
+from reconciler.limits import Live
 from reconciler.reconcile import run_pass
 
 ALL = ("failed", "held", "released", "sent")

@@ -27,8 +27,8 @@ from kit import (
 )
 
 from reconciler import composition
-from reconciler.ledger import Decided, Live
-from reconciler.limits import Limit
+from reconciler.ledger import Decided
+from reconciler.limits import Limit, Live
 from reconciler.policy import Action, Rules, Verdict
 from reconciler.reconcile import Report, run_pass
 from reconciler.settings import Settings

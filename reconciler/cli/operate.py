@@ -26,7 +26,7 @@ from reconciler.cli.text import say, say_json, say_table
 if TYPE_CHECKING:
     import asyncpg
 
-    from reconciler.ledger import Connection
+    from reconciler.connection import Connection
     from webhooks.database import BoundedPool
 
 NOT_DONE: Final = ("refused", "unknown_key")

@@ -112,7 +112,7 @@ def vanished(app: App, since: datetime, older: timedelta, feed: str | None, as_j
     each side within an hour. A busy feed is sampled, at most 24,000 sends. The feed's grace counts where it is longer
     than --older. Nothing is ever sent again because of this.
     """
-    from reconciler.ledger import database_clock
+    from reconciler.connection import database_clock
     from reconciler.reports import old_enough, vanished_sends
 
     async def work(pool: BoundedPool) -> list[Vanished]:

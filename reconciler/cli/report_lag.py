@@ -34,8 +34,8 @@ def lag(app: App, plot: Path | None, feed: str | None, as_json: bool) -> None:
     well around the send. The grace advised is the age at which 98 in 100 were heard of and the risk is at most
     max_risk; it is never shorter than makes sense with the provider.
     """
+    from reconciler.connection import database_clock
     from reconciler.lag import read_lags
-    from reconciler.ledger import database_clock
 
     async def work(pool: BoundedPool) -> list[Lag]:
         async with pool.acquire() as connection:

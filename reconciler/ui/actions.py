@@ -17,8 +17,8 @@ from aiohttp import web
 from multidict import MultiDict
 
 from reconciler import feeds, restore
+from reconciler.connection import Connection
 from reconciler.idempotency_store import AWAY
-from reconciler.ledger import Connection
 from reconciler.sends_routes import DECIDE, RELEASE
 from reconciler.ui.claims import Wanted, read_claims, wire_key_of
 from reconciler.ui.data import Data

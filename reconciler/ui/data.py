@@ -12,7 +12,7 @@ from typing import Final
 import asyncpg
 
 from reconciler import composition
-from reconciler.ledger import Connection
+from reconciler.connection import Connection
 from reconciler.settings import Settings
 from reconciler.status import Status, read_status
 from reconciler.why import Story, tell

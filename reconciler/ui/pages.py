@@ -12,11 +12,11 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
+from reconciler.connection import database_clock
 from reconciler.feeds import ALL_FEEDS
 from reconciler.findings import judge
 from reconciler.in_words import WAITS_FOR
 from reconciler.lag import read_lags
-from reconciler.ledger import database_clock
 from reconciler.outlook import Outlook
 from reconciler.reports import (
     MOST_EVENTS,
