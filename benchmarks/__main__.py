@@ -13,7 +13,7 @@ import uvloop
 
 from benchmarks import alternative, backlog, campaigns, events, latency, posts, pruning, sending, silence, soak
 from benchmarks.stand import Result, Scale, machine, say, server, settle_server
-from reconciler.postgres import EmbeddedPostgres
+from reconciler.database.postgres import EmbeddedPostgres
 
 Benchmark = Callable[[EmbeddedPostgres, Scale], Awaitable[list[Result]]]
 BENCHMARKS: Final[dict[str, Benchmark]] = {

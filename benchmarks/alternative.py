@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 from benchmarks.events import empty_database
 from benchmarks.programs import Load, Program, daemon, feed_settings, serving
 from benchmarks.stand import Comparison, Result, Scale, compare, connected, copied_database, say
-from reconciler.postgres import EmbeddedPostgres
+from reconciler.database.postgres import EmbeddedPostgres
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ import asyncpg
 
 from benchmarks import backlog_sql as sql
 from benchmarks.stand import Figure, Result, Scale, compare, connected, copied_database, say
-from reconciler import migrate
-from reconciler.histories import Histories
-from reconciler.limits import Limit
-from reconciler.policy import Rules
-from reconciler.postgres import EmbeddedPostgres
-from reconciler.reconcile import Policies, look, run_pass
+from reconciler.database import migrate
+from reconciler.database.postgres import EmbeddedPostgres
+from reconciler.passes.histories import Histories
+from reconciler.passes.reconcile import Policies, look, run_pass
+from reconciler.rule.limits import Limit
+from reconciler.rule.policy import Rules
 from webhooks.database import connect_pool
 
 CLAIMS: Final = 200_000

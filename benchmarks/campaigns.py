@@ -11,8 +11,10 @@ from typing import Final
 import asyncpg
 
 from benchmarks.stand import Figure, Result, Scale, compare, connected, copied_database
-from reconciler import campaign, campaign_load, migrate
-from reconciler.postgres import EmbeddedPostgres
+from reconciler import campaign
+from reconciler.campaigns import load as campaign_load
+from reconciler.database import migrate
+from reconciler.database.postgres import EmbeddedPostgres
 from webhooks.database import connect_pool
 from webhooks.registry import PROVIDERS
 

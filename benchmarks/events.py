@@ -15,8 +15,8 @@ import asyncpg
 
 from benchmarks.payloads import feeds, no_fetch, sendgrid_batches
 from benchmarks.stand import Result, Scale, Side, compare, connected, copied_database
-from reconciler import migrate
-from reconciler.postgres import EmbeddedPostgres
+from reconciler.database import migrate
+from reconciler.database.postgres import EmbeddedPostgres
 from webhooks.database import connect_pool
 from webhooks.inbox import Inbox
 from webhooks.provider import Delivery, Verified

@@ -23,8 +23,9 @@ import asyncpg
 from benchmarks.events import empty_database
 from benchmarks.programs import Load, daemon, feed_settings
 from benchmarks.stand import Figure, Result, Scale, connected, percentile
-from reconciler import campaign, campaign_load
-from reconciler.postgres import EmbeddedPostgres
+from reconciler import campaign
+from reconciler.campaigns import load as campaign_load
+from reconciler.database.postgres import EmbeddedPostgres
 from webhooks.database import connect_pool
 from webhooks.registry import PROVIDERS
 

@@ -22,8 +22,8 @@ from benchmarks.load import CONNECTIONS
 from benchmarks.payloads import POSTED, deliveries, feeds, no_fetch
 from benchmarks.programs import Load
 from benchmarks.stand import Comparison, Result, Scale, Side, compare
-from reconciler.postgres import EmbeddedPostgres
-from reconciler.serving import calm_collector
+from reconciler.database.postgres import EmbeddedPostgres
+from reconciler.serving.serve import calm_collector
 from webhooks.counters import Counters
 from webhooks.database import connect_pool
 from webhooks.event import Event

@@ -14,10 +14,10 @@ from typing import Final
 import asyncpg
 
 from benchmarks.stand import Figure, Result, Scale, connected, percentile
-from reconciler import migrate
-from reconciler.postgres import EmbeddedPostgres
-from reconciler.retention import prune
-from reconciler.retention_look import Ages, Pruned
+from reconciler.database import migrate
+from reconciler.database.postgres import EmbeddedPostgres
+from reconciler.upkeep.retention import prune
+from reconciler.upkeep.retention_look import Ages, Pruned
 
 SENDS: Final = 5_000_000
 """Old sends, and as many events of theirs in four old months: ten million rows."""

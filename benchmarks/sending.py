@@ -18,8 +18,9 @@ from aiohttp import web
 
 from benchmarks.programs import Load, daemon
 from benchmarks.stand import Comparison, Figure, Result, Scale, compare, connected
-from reconciler import guard, migrate
-from reconciler.postgres import EmbeddedPostgres
+from reconciler import guard
+from reconciler.database import migrate
+from reconciler.database.postgres import EmbeddedPostgres
 from reconciler.tokens import hash_of, new_token
 
 SENDS: Final = 4_000

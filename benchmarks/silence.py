@@ -15,16 +15,17 @@ import asyncpg
 from benchmarks import backlog_sql as sql
 from benchmarks.backlog import RULES, policies
 from benchmarks.stand import Result, Scale, compare, connected, copied_database, say
-from reconciler import judging, migrate
-from reconciler.connection import Connection
-from reconciler.histories import Histories
-from reconciler.history import Counts
-from reconciler.limits import Limit
-from reconciler.postgres import EmbeddedPostgres
-from reconciler.reconcile import Report, run_pass
-from reconciler.risk import Assessment, Burst, Recent
-from reconciler.serving import calm_collector
-from reconciler.silence import Claim, FeedHistory, Judged
+from reconciler.database import migrate
+from reconciler.database.connection import Connection
+from reconciler.database.postgres import EmbeddedPostgres
+from reconciler.passes import judging
+from reconciler.passes.histories import Histories
+from reconciler.passes.reconcile import Report, run_pass
+from reconciler.rule.history import Counts
+from reconciler.rule.limits import Limit
+from reconciler.rule.risk import Assessment, Burst, Recent
+from reconciler.rule.silence import Claim, FeedHistory, Judged
+from reconciler.serving.serve import calm_collector
 from webhooks.database import connect_pool
 from webhooks.event import Answer
 

@@ -20,7 +20,7 @@ from benchmarks.events import empty_database
 from benchmarks.payloads import events_of, feeds, key_of, kind_of
 from benchmarks.programs import Load, Program, daemon, feed_settings
 from benchmarks.stand import Figure, Result, Scale, connected, percentile
-from reconciler.postgres import EmbeddedPostgres
+from reconciler.database.postgres import EmbeddedPostgres
 
 RATE: Final = 500
 """Posts a second."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from reconciler.postgres import EmbeddedPostgres
+from reconciler.database.postgres import EmbeddedPostgres
 
 # Checkpoints and vacuums that happen to fall into one side's round must not decide. Durability stays: fsync,
 # full_page_writes and synchronous_commit keep their defaults, which `durability` reads back.

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from reconciler import tracing
-from reconciler.claims import Released, as_released, boot_time, claim_options
 from reconciler.errors import UserError
 from reconciler.guard import BatchExecutor, refuse_transaction
+from reconciler.sending import tracing
+from reconciler.sending.claims import Released, as_released, boot_time, claim_options
 
 Standing = Literal["active", "finished", "cancelled", "paused", "loading", "scheduled", "late"]
 """`active`: it gives out what is pending. `finished`: every file was loaded to its end, and nothing is pending or

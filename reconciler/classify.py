@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Final
 
 from reconciler import hidden_retries
-from reconciler.answered import (
+from reconciler.sending.answered import (
     Http,
     Meaning,
     Result,

@@ -13,15 +13,15 @@ from typing import Final, NamedTuple
 
 import asyncpg
 
-from reconciler import migrate
-from reconciler.distributed import connection_class
+from reconciler.configuration.facts import can_be_asked
+from reconciler.configuration.settings import Settings
+from reconciler.database import migrate
+from reconciler.database.postgres import EmbeddedPostgres
+from reconciler.distributed.statements import connection_class
 from reconciler.errors import DatabaseUnavailable, UserError, describe_connection_error
-from reconciler.histories import Histories
-from reconciler.postgres import EmbeddedPostgres
-from reconciler.reconcile import Policies
-from reconciler.second_witness import SecondWitness
-from reconciler.settings import Settings
-from reconciler.settings_facts import can_be_asked
+from reconciler.passes.histories import Histories
+from reconciler.passes.reconcile import Policies
+from reconciler.passes.second_witness import SecondWitness
 from webhooks.archive import Archive
 from webhooks.aws import s3_place
 from webhooks.database import ACQUIRE_SECONDS, BoundedPool, connect_pool

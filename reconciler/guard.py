@@ -20,8 +20,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-from reconciler import tracing
-from reconciler.claims import (
+from reconciler.classify import Result, failure, read_answer
+from reconciler.sending import tracing
+from reconciler.sending.claims import (
     CANCELLED_SECONDS,
     FIRST_PAUSE,
     IN_TRANSACTION,
@@ -56,7 +57,6 @@ from reconciler.claims import (
     stamp,
     storable,
 )
-from reconciler.classify import Result, failure, read_answer
 
 __all__ = [
     "Claim",

@@ -17,8 +17,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from reconciler import tracing
-from reconciler.claims import (
+from reconciler.classify import Result, failure, read_answers
+from reconciler.guard import BatchExecutor, refuse_transaction, until_told
+from reconciler.sending import tracing
+from reconciler.sending.claims import (
     CANCELLED_SECONDS,
     DEADLOCK_PAUSE,
     STORE_SECONDS,
@@ -41,8 +43,6 @@ from reconciler.claims import (
     to_confirm,
     to_fail,
 )
-from reconciler.classify import Result, failure, read_answers
-from reconciler.guard import BatchExecutor, refuse_transaction, until_told
 
 Submit = Callable[[Sequence[Claim]], Awaitable[object]]
 

@@ -8,8 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from reconciler import tracing
-from reconciler.claims import (
+from reconciler.classify import Result, answers, failure
+from reconciler.guard_many import CLAIM, CONFIRM, FAIL
+from reconciler.guard_sync import Executor, rows, until_told
+from reconciler.sending import tracing
+from reconciler.sending.claims import (
     DEADLOCK_PAUSE,
     Claim,
     GuardError,
@@ -30,9 +33,6 @@ from reconciler.claims import (
     to_confirm,
     to_fail,
 )
-from reconciler.classify import Result, answers, failure
-from reconciler.guard_many import CLAIM, CONFIRM, FAIL
-from reconciler.guard_sync import Executor, rows, until_told
 
 Submit = Callable[[Sequence[Claim]], object]
 

@@ -25,8 +25,10 @@ from psycopg import Connection, RawCursor
 from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
-from reconciler import tracing
-from reconciler.claims import (
+from reconciler.classify import Result, answer, failure
+from reconciler.guard import CLAIM, CLAIM_RELEASED, CONFIRM, ENQUEUE, FAIL
+from reconciler.sending import tracing
+from reconciler.sending.claims import (
     FIRST_PAUSE,
     IN_TRANSACTION,
     LONGEST_PAUSE,
@@ -59,8 +61,6 @@ from reconciler.claims import (
     stamp,
     storable,
 )
-from reconciler.classify import Result, answer, failure
-from reconciler.guard import CLAIM, CLAIM_RELEASED, CONFIRM, ENQUEUE, FAIL
 
 __all__ = [
     "Claim",

@@ -47,8 +47,8 @@ import structlog
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from reconciler.idempotency_store import HEADER, Run, Store, delete_old, in_progress
 from reconciler.problem import Problem, retry_after
+from reconciler.sending.idempotency_store import HEADER, Run, Store, delete_old, in_progress
 
 __all__ = ["Ambiguous", "Store", "delete_old", "idempotency", "names_send", "nothing_queued"]
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from reconciler.policy import holds_of
+from reconciler.rule.policy import holds_of
 
 MOST_CLASSES: Final = 20
 """Message classes of a feed that are told of: senders name them, and nothing else bounds them."""

@@ -41,7 +41,7 @@ try:
 except ImportError as missing:
     raise ImportError(f"tracing needs an extra ({missing}): pip install 'esp-reconciler[otel]'") from missing
 
-from reconciler.tracing import RECORDERS, SPANS, Attributes, Noted, trace_number
+from reconciler.sending.tracing import RECORDERS, SPANS, Attributes, Noted, trace_number
 
 EXPORT_SECONDS: Final = 5.0
 """How long one batch is tried."""

@@ -25,10 +25,10 @@ from program import Program
 from prometheus_client.parser import text_string_to_metric_families
 
 from reconciler.composition import policies
-from reconciler.daemon import Daemon
-from reconciler.figures import figures
-from reconciler.self_check import SelfCheck
-from reconciler.settings import Settings
+from reconciler.configuration.settings import Settings
+from reconciler.insight.figures import figures
+from reconciler.serving.daemon import Daemon
+from reconciler.serving.self_check import SelfCheck
 from webhooks.provider import Feed
 from webhooks.registry import PROVIDERS
 

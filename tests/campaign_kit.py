@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 from kit import FEED, RULES, event, reconcile, unlimited
 
-from reconciler.campaign_load import Loaded, Plan, load
+from reconciler.campaigns.load import Loaded, Plan, load
 from webhooks.registry import PROVIDERS
 
 ROOT = Path(__file__).parent.parent

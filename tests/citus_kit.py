@@ -26,8 +26,8 @@ from places import PREFIX, parent_folder
 
 import reconciler
 import webhooks
-from reconciler import distributed
-from reconciler.postgres import PORT, EmbeddedPostgres
+from reconciler.database.postgres import PORT, EmbeddedPostgres
+from reconciler.distributed import statements as distributed
 
 SETTINGS = {
     "shared_preload_libraries": "citus",

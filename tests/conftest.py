@@ -28,9 +28,9 @@ from hypothesis import HealthCheck, Phase, settings
 from places import PREFIX, parent_folder
 from program import config, logs_as_before, program  # noqa: F401 - fixtures
 
-from reconciler.binaries import accounts
-from reconciler.migrate import migrate
-from reconciler.postgres import EmbeddedPostgres
+from reconciler.database.binaries import accounts
+from reconciler.database.migrate import migrate
+from reconciler.database.postgres import EmbeddedPostgres
 from webhooks.inbox import Inbox
 
 TEMPLATE = "template_of_tests"

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from reconciler.settings import Settings, load_settings
+from reconciler.configuration.settings import Settings, load_settings
 from webhooks.registry import PROVIDERS
 
 ROOT = Path(__file__).parent.parent

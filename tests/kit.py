@@ -11,11 +11,11 @@ from typing import Any
 
 import asyncpg
 
-from reconciler.histories import Histories
-from reconciler.limits import Limit
-from reconciler.policy import Rules
-from reconciler.reconcile import EVERYTHING, Policies, Report, Scope, run_pass
-from reconciler.settings import Settings
+from reconciler.configuration.settings import Settings
+from reconciler.passes.histories import Histories
+from reconciler.passes.reconcile import EVERYTHING, Policies, Report, Scope, run_pass
+from reconciler.rule.limits import Limit
+from reconciler.rule.policy import Rules
 
 FEED = "mg"
 RULES = Settings().rules_for("", "")

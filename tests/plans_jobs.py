@@ -12,42 +12,26 @@ from uuid import uuid4
 import asyncpg
 from plans_fill import AGAIN, BUSY, FEEDS, FIRST_FENCE, HEARD, HELD, RELEASED, RUNNING, SILENT, keys, numbers, wire_key
 
-from reconciler import (
-    campaign,
-    campaign_load,
-    caps,
-    duplicates,
-    evidence,
-    feeds,
-    guard,
-    guard_many,
-    idempotency_store,
-    importing,
-    judging,
-    ledger,
-    lookup,
-    metrics,
-    outbox,
-    outcomes,
-    releasing,
-    reports,
-    retention,
-    second_witness,
-    sends_routes,
-    shadow,
-    status,
-    why,
-    works,
-)
+from reconciler import campaign, guard, guard_many, metrics
+from reconciler.api import routes as sends_routes
+from reconciler.campaigns import caps
+from reconciler.campaigns import load as campaign_load
 from reconciler.cli import operate, root
 from reconciler.cli import reconcile as cli_reconcile
-from reconciler.connection import BEGINNING, Place
-from reconciler.histories import Histories
-from reconciler.ledger import Decided
-from reconciler.limits import ALL_LIVE, Limit
-from reconciler.policy import Action, Verdict
-from reconciler.settings import Settings
+from reconciler.configuration.settings import Settings
+from reconciler.database.connection import BEGINNING, Place
+from reconciler.filling import importing
+from reconciler.insight import duplicates, reports, status, why
+from reconciler.outbox import delivery as outbox
+from reconciler.passes import evidence, feeds, judging, ledger, lookup, outcomes, releasing, second_witness, shadow
+from reconciler.passes.histories import Histories
+from reconciler.passes.ledger import Decided
+from reconciler.rule.limits import ALL_LIVE, Limit
+from reconciler.rule.policy import Action, Verdict
+from reconciler.sending import idempotency_store
+from reconciler.serving import works
 from reconciler.ui import actions, claims
+from reconciler.upkeep import retention
 from webhooks import counters, writer
 
 Job = Callable[[asyncpg.Connection, datetime], Awaitable[object]]

@@ -30,7 +30,7 @@ CUSTOM, GENERIC = "force_custom_plan", "force_generic_plan"
 
 @cache
 def constants() -> Mapping[str, str]:
-    """The product's texts of SQL by module and name: `ledger.TAKE_DUE`, `webhooks.writer.STORE_EVENTS`."""
+    """The product's texts of SQL by module and name: `passes.ledger.TAKE_DUE`, `webhooks.writer.STORE_EVENTS`."""
     found = {}
     for file in sorted([*ROOT.glob("reconciler/**/*.py"), *ROOT.glob("webhooks/**/*.py")]):
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removeprefix("reconciler.")

@@ -18,7 +18,8 @@ from typing import Any
 import aiohttp
 import asyncpg
 
-from reconciler import claims, guard
+from reconciler import guard
+from reconciler.sending import claims
 
 FILES = {module.__file__ for module in (guard, claims)}
 AT_ONCE = 8

@@ -15,9 +15,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from multidict import CIMultiDict
 from yarl import URL
 
+from reconciler.api.application import add_api
+from reconciler.configuration.tables import ApiSettings, TokenSettings
 from reconciler.idempotency import Store
-from reconciler.sends_http import add_api
-from reconciler.settings_tables import ApiSettings, TokenSettings
 from reconciler.tokens import Scope, hash_of
 from webhooks.registry import PROVIDERS
 

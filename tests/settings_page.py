@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the tables of docs/settings.md from the code: python -m tests.settings_page (`make docs` runs it).
 
-Names, defaults, bounds and meanings are those of `reconciler.settings`; what is not between the two marks is written by
-hand.
+Names, defaults, bounds and meanings are those of `reconciler.configuration`; what is not between the two marks is
+written by hand.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from reconciler.settings import Settings
-from reconciler.settings_tables import FeedRuleSettings, RuleSettings
+from reconciler.configuration.settings import Settings
+from reconciler.configuration.tables import FeedRuleSettings, RuleSettings
 from reconciler.units import format_duration
 
 PAGE: Final = Path(__file__).parent.parent / "docs/settings.md"

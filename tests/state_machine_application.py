@@ -14,8 +14,8 @@ from hypothesis.stateful import rule
 from state_machine_base import KEY_OF, Base
 from state_machine_world import Died
 
-from reconciler.outbox import Outbox, retry
-from reconciler.outbox_channels import Message, NotTaken, Send
+from reconciler.outbox.channels import Message, NotTaken, Send
+from reconciler.outbox.delivery import Outbox, retry
 
 ALL_NEWS: Final = ("failed", "held", "released", "sent")
 STANDS: Final = "SELECT send_stands_for(s) FROM send_log s WHERE wire_key = $1"

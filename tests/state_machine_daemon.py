@@ -14,10 +14,10 @@ from state_machine_base import KEY_OF, RECIPIENT, SENDS
 from state_machine_truth import NOTHING
 from state_machine_world import until_killed
 
-from reconciler.duplicates import look_at_events, look_at_retries
-from reconciler.forgetting import forget
-from reconciler.retention import prune
-from reconciler.retention_look import Ages
+from reconciler.insight.duplicates import look_at_events, look_at_retries
+from reconciler.upkeep.forgetting import forget
+from reconciler.upkeep.retention import prune
+from reconciler.upkeep.retention_look import Ages
 from webhooks.event import wire_key
 
 DAY: Final = timedelta(days=1)

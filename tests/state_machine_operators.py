@@ -11,7 +11,7 @@ from hypothesis.stateful import rule
 from state_machine_base import KEYS, Base
 from state_machine_truth import NOTHING
 
-from reconciler.feeds import ALL_FEEDS, pause, resume
+from reconciler.passes.feeds import ALL_FEEDS, pause, resume
 
 FEEDS: Final = st.sampled_from([kit.FEED, ALL_FEEDS])
 

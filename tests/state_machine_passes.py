@@ -19,11 +19,11 @@ from state_machine_base import RECIPIENT, RULES, SENDS
 from state_machine_truth import NOTHING, WINDOW
 from state_machine_world import CLOCK, Died, Fate, fated
 
-from reconciler.feeds import pause
-from reconciler.limits import Limit
-from reconciler.policy import OnUnknown
-from reconciler.reconcile import Policies, run_pass
-from reconciler.second_witness import SecondWitness
+from reconciler.passes.feeds import pause
+from reconciler.passes.reconcile import Policies, run_pass
+from reconciler.passes.second_witness import SecondWitness
+from reconciler.rule.limits import Limit
+from reconciler.rule.policy import OnUnknown
 from webhooks.event import wire_key
 
 DAY: Final = timedelta(days=1)

@@ -31,13 +31,13 @@ from kit import (
     stored_delivery,
 )
 
-from reconciler.feeds import pause, resume
-from reconciler.histories import SHARES, Histories
-from reconciler.judging import Page, read_page
-from reconciler.policy import Rules
-from reconciler.reconcile import Policies, Scope, look
-from reconciler.risk import Burst
-from reconciler.silence import REMEMBERED, Spell
+from reconciler.passes.feeds import pause, resume
+from reconciler.passes.histories import SHARES, Histories
+from reconciler.passes.judging import Page, read_page
+from reconciler.passes.reconcile import Policies, Scope, look
+from reconciler.rule.policy import Rules
+from reconciler.rule.risk import Burst
+from reconciler.rule.silence import REMEMBERED, Spell
 
 KEY = "order-1"
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)

@@ -29,10 +29,11 @@ from kit import (
     until_it_waits,
 )
 
-from reconciler import guard, ledger
-from reconciler.feeds import FEED_HEALTH, pause
-from reconciler.policy import Rules
-from reconciler.reconcile import Scope, run_pass
+from reconciler import guard
+from reconciler.passes import ledger
+from reconciler.passes.feeds import FEED_HEALTH, pause
+from reconciler.passes.reconcile import Scope, run_pass
+from reconciler.rule.policy import Rules
 
 KEY = "order:1"
 DAY = timedelta(days=1)

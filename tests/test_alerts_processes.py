@@ -21,11 +21,11 @@ from structlog.testing import capture_logs
 from test_serve_roads import ARCHIVE
 
 from reconciler.composition import Database
+from reconciler.database.postgres import EmbeddedPostgres
 from reconciler.idempotency import delete_old
-from reconciler.postgres import EmbeddedPostgres
-from reconciler.restore import Heart
-from reconciler.scheduler import Worker
-from reconciler.self_check import SelfCheck
+from reconciler.passes.restore import Heart
+from reconciler.serving.scheduler import Worker
+from reconciler.serving.self_check import SelfCheck
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from kit import (
 )
 from program import Program
 
-from reconciler import feeds
-from reconciler.figures import read_standing
-from reconciler.restore import Heart
-from reconciler.watch import watch
+from reconciler.insight.figures import read_standing
+from reconciler.insight.watch import watch
+from reconciler.passes import feeds
+from reconciler.passes.restore import Heart
 
 OLD_SECRET = "key-of-before-the-rotation"
 

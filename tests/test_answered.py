@@ -17,9 +17,10 @@ import pytest
 import requests
 import socket_faults as faults
 
-from reconciler import answered, classify
-from reconciler.claims import as_claim, results_of
+from reconciler import classify
 from reconciler.classify import Result
+from reconciler.sending import answered
+from reconciler.sending.claims import as_claim, results_of
 from webhooks import reply
 from webhooks.providers import ses
 from webhooks.registry import PROVIDERS

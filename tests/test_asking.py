@@ -15,10 +15,10 @@ from api_kit import Sent, asked
 from apis.mailgun import Fake
 from kit import claim, confirm, fail, make_older, old_claim, reconcile, row, state
 
-from reconciler.backfill import Backfilled, backfill
 from reconciler.errors import UserError
-from reconciler.feeds import feed_health
-from reconciler.lookup import look_up_send
+from reconciler.filling.backfill import Backfilled, backfill
+from reconciler.passes.feeds import feed_health
+from reconciler.passes.lookup import look_up_send
 from webhooks.asking import ApiError
 from webhooks.event import Answer, wire_key
 from webhooks.provider import Feed

@@ -24,7 +24,7 @@ import reconciler.breakable
 from reconciler.breakable.esp import SHAPES, Esp, Webhook, esp, request
 from reconciler.breakable.fate import SAID, Fate, Fates, Telling
 from reconciler.composition import feeds
-from reconciler.settings import Settings
+from reconciler.configuration.settings import Settings
 from webhooks.api import open_api
 from webhooks.counters import Counters
 from webhooks.event import Answer, wire_key

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from reconciler.feeds import resume, stop_refused_feeds
+from reconciler.passes.feeds import resume, stop_refused_feeds
 
 DELIVERIES = """
 INSERT INTO feed_delivery (feed, minute, outcome, n, last_at)

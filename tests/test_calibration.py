@@ -16,7 +16,7 @@ from calibration.simulation import GRACE, SUBMIT_WITHIN, Outcome, Simulation, Ta
 from calibration.view import FEED, View
 from calibration.worlds import ACCEPTED, CONTROL, GONE, LOST, ON_HOLD, WORLDS, Sends, World
 
-from reconciler.history import Stratum
+from reconciler.rule.history import Stratum
 
 ROOT = Path(__file__).parent.parent
 

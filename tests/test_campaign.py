@@ -18,10 +18,12 @@ from kit import FEED, claim, confirm, event, fail, make_older, reasons, reconcil
 from program import Program
 from snippets import block
 
-from reconciler import campaign, campaign_load, guard, guard_many, keys, suppression
-from reconciler.campaign_file import read_lines, row_maker
+from reconciler import campaign, guard, guard_many, keys
+from reconciler.campaigns import load as campaign_load
+from reconciler.campaigns import suppression
+from reconciler.campaigns.file import read_lines, row_maker
 from reconciler.errors import UserError
-from reconciler.feeds import pause as pause_feed
+from reconciler.passes.feeds import pause as pause_feed
 from webhooks.registry import PROVIDERS
 
 ADA = "campaign:spring:ada@example.com"

@@ -22,11 +22,11 @@ from program import Program
 from sends_kit import api, fresh
 
 from reconciler import campaign, guard, guard_many, guard_many_sync
-from reconciler.caps import Cap, caps_of, keep_caps
-from reconciler.forgetting import forget
-from reconciler.retention import prune
-from reconciler.retention_look import Ages, ages_of, would_prune
-from reconciler.settings import ConfigError, Settings, load_settings
+from reconciler.campaigns.caps import Cap, caps_of, keep_caps
+from reconciler.configuration.settings import ConfigError, Settings, load_settings
+from reconciler.upkeep.forgetting import forget
+from reconciler.upkeep.retention import prune
+from reconciler.upkeep.retention_look import Ages, ages_of, would_prune
 from webhooks.registry import PROVIDERS
 
 MINUTE = timedelta(minutes=1)

@@ -18,7 +18,7 @@ from kit import event, make_older, reconcile, release_by_pass, row
 from sends_kit import KEY, Sender, api
 
 from reconciler.breakable.esp import esp
-from reconciler.duplicates import look_at_events
+from reconciler.insight.duplicates import look_at_events
 from webhooks.database import connect_pool
 
 ROOT = Path(__file__).parent.parent

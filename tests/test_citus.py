@@ -20,16 +20,19 @@ import pytest
 from campaign_kit import batch, loaded, people, states
 from kit import claim, confirm, event, fail, make_month, policies, reconcile
 
-from reconciler import citus, distributed, feeds, retention
-from reconciler.caps import Cap, keep_caps
+from reconciler.campaigns.caps import Cap, keep_caps
 from reconciler.composition import open_pool
+from reconciler.database import citus
+from reconciler.database.grants import grant
+from reconciler.database.migrate import default_folder, migrate, pending
+from reconciler.distributed import statements as distributed
 from reconciler.errors import UserError
-from reconciler.grants import grant
-from reconciler.limits import Limit
-from reconciler.migrate import default_folder, migrate, pending
-from reconciler.reconcile import Scope
-from reconciler.retention_look import Ages
-from reconciler.why import tell
+from reconciler.insight.why import tell
+from reconciler.passes import feeds
+from reconciler.passes.reconcile import Scope
+from reconciler.rule.limits import Limit
+from reconciler.upkeep import retention
+from reconciler.upkeep.retention_look import Ages
 from webhooks.event import Event, Kind, Testimony, wire_key
 from webhooks.inbox import Inbox
 

@@ -9,40 +9,40 @@ import re
 import citus_kit
 import pytest
 
-from reconciler import distributed
-from reconciler.distributed_silence import edited
-from reconciler.migrate import default_folder
+from reconciler.database.migrate import default_folder
+from reconciler.distributed import statements as distributed
+from reconciler.distributed.silence import edited
 
-# Digests of statements and functions that have another form. Look at that form (reconciler/distributed.py,
+# Digests of statements and functions that have another form. Look at that form (reconciler/distributed/statements.py,
 # migrations/citus) before you write a new digest here.
 STATEMENTS = {
-    "reconciler.caps.LIFT": "007a9d1b",
-    "reconciler.evidence.SETTLE_WATCHED": "b140b916",
-    "reconciler.evidence.SETTLE_FAILED": "6e1c64ae",
-    "reconciler.histories.CLASSES": "b2cc2c91",
-    "reconciler.histories.NEWEST_CONTROLS": "b618d777",
-    "reconciler.histories.SPREAD_CONTROLS": "e826f9b0",
-    "reconciler.histories.PROVED": "675012ca",
-    "reconciler.histories.SHARES": "56e07f76",
-    "reconciler.histories.CAUSES": "81b5da28",
-    "reconciler.lookup.QUESTIONS": "65699f4c",
-    "reconciler.lookup.CONTROLS": "567d9297",
-    "reconciler.neighbours.NEIGHBOURS": "05fe05b0",
-    "reconciler.neighbours.AMBIGUOUS": "f8ee2f6c",
-    "reconciler.outcomes.FOLLOW": "62b9e4c8",
-    "reconciler.releasing.USAGE": "9bcd0d53",
-    "reconciler.reports.VANISHED": "0604f15c",
-    "reconciler.restore.KEEP_HIGHEST_FENCE": "df18095a",
-    "reconciler.retention.FEEDS": "83196830",
-    "reconciler.retention.DELETE_SENDS": "49b2b2d4",
-    "reconciler.retention.DELETE_CANCELLED": "48b4856a",
-    "reconciler.retention.DELETE_CAPPED": "415def70",
-    "reconciler.retention.UNDATED_PAGES": "6742405b",
-    "reconciler.retention.DELETE_UNDATED": "565e92d4",
-    "reconciler.retention.DELETE_DUPLICATES": "86cc28db",
-    "reconciler.retention.DELETE_PLACES": "ad29b1df",
-    "reconciler.second_witness.RESERVE": "416b7665",
-    "reconciler.status.FOREIGN": "91b0754c",
+    "reconciler.campaigns.caps.LIFT": "007a9d1b",
+    "reconciler.passes.evidence.SETTLE_WATCHED": "b140b916",
+    "reconciler.passes.evidence.SETTLE_FAILED": "6e1c64ae",
+    "reconciler.passes.histories.CLASSES": "b2cc2c91",
+    "reconciler.passes.histories.NEWEST_CONTROLS": "b618d777",
+    "reconciler.passes.histories.SPREAD_CONTROLS": "e826f9b0",
+    "reconciler.passes.histories.PROVED": "675012ca",
+    "reconciler.passes.histories.SHARES": "56e07f76",
+    "reconciler.passes.histories.CAUSES": "81b5da28",
+    "reconciler.passes.lookup.QUESTIONS": "65699f4c",
+    "reconciler.passes.lookup.CONTROLS": "567d9297",
+    "reconciler.passes.neighbours.NEIGHBOURS": "05fe05b0",
+    "reconciler.passes.neighbours.AMBIGUOUS": "f8ee2f6c",
+    "reconciler.passes.outcomes.FOLLOW": "62b9e4c8",
+    "reconciler.passes.releasing.USAGE": "9bcd0d53",
+    "reconciler.insight.reports.VANISHED": "0604f15c",
+    "reconciler.passes.restore.KEEP_HIGHEST_FENCE": "df18095a",
+    "reconciler.upkeep.retention.FEEDS": "83196830",
+    "reconciler.upkeep.retention.DELETE_SENDS": "49b2b2d4",
+    "reconciler.upkeep.retention.DELETE_CANCELLED": "48b4856a",
+    "reconciler.upkeep.retention.DELETE_CAPPED": "415def70",
+    "reconciler.upkeep.retention.UNDATED_PAGES": "6742405b",
+    "reconciler.upkeep.retention.DELETE_UNDATED": "565e92d4",
+    "reconciler.upkeep.retention.DELETE_DUPLICATES": "86cc28db",
+    "reconciler.upkeep.retention.DELETE_PLACES": "ad29b1df",
+    "reconciler.passes.second_witness.RESERVE": "416b7665",
+    "reconciler.insight.status.FOREIGN": "91b0754c",
 }
 FUNCTIONS = {
     "campaign_end_released": "781dadb3",

@@ -80,7 +80,7 @@ def test_what_tells_nothing_is_ambiguous(error: BaseException) -> None:
 
 
 def test_the_application_s_own_word_counts() -> None:
-    from reconciler.claims import NotSent, Rejected  # noqa: PLC0415
+    from reconciler.sending.claims import NotSent, Rejected  # noqa: PLC0415
 
     assert classify.failure(NotSent("unsubscribed")) == Result(NOT_SENT, "unsubscribed")
     assert classify.failure(Rejected("no such template")) == Result(REJECTED, "no such template")

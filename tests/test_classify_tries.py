@@ -22,8 +22,8 @@ from requests.adapters import HTTPAdapter
 from requests.auth import HTTPDigestAuth
 
 from reconciler import classify
-from reconciler.claims import NotSent, Rejected
 from reconciler.classify import Result
+from reconciler.sending.claims import NotSent, Rejected
 
 pytestmark = pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")
 

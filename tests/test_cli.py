@@ -23,7 +23,7 @@ from program import Program
 from reconciler.cli import statements as sql
 from reconciler.cli import text as cli_text
 from reconciler.cli.commands import cli
-from reconciler.settings import load_settings
+from reconciler.configuration.settings import load_settings
 from webhooks.registry import PROVIDERS
 
 ROOT = Path(__file__).parents[1]

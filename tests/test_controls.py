@@ -21,7 +21,7 @@ from kit import (
     state,
 )
 
-from reconciler.policy import FeedView, Heard, Row, Witness, decide
+from reconciler.rule.policy import FeedView, Heard, Row, Witness, decide
 from webhooks.event import Answer
 
 KEY = "order:1"

@@ -27,7 +27,7 @@ import pytest
 from places import PREFIX, parent_folder
 from serving import LIMIT, Server, sample, start, until, write_config
 
-from reconciler.postgres import EmbeddedPostgres
+from reconciler.database.postgres import EmbeddedPostgres
 from webhooks.provider import Delivery
 
 pytestmark = pytest.mark.proof

@@ -21,15 +21,16 @@ from receiver_app import Cut
 from sends_kit import SETTINGS as API
 from structlog.testing import capture_logs
 
-from reconciler import metrics, scheduler
-from reconciler.daemon import Daemon, _may_pass
+from reconciler import metrics
+from reconciler.configuration.settings import Settings
+from reconciler.configuration.tables import DatabaseSettings, ReceiverSettings
 from reconciler.errors import UserError
-from reconciler.health import REFUSALS, STALE, Health
 from reconciler.metrics import FeedFigures
-from reconciler.process import begin_to_answer, take_ports, urls_of
-from reconciler.scheduler import Clock, Worker, finish, listen
-from reconciler.settings import Settings
-from reconciler.settings_tables import DatabaseSettings, ReceiverSettings
+from reconciler.serving import scheduler
+from reconciler.serving.daemon import Daemon, _may_pass
+from reconciler.serving.health import REFUSALS, STALE, Health
+from reconciler.serving.process import begin_to_answer, take_ports, urls_of
+from reconciler.serving.scheduler import Clock, Worker, finish, listen
 from webhooks.fetch import open_fetch
 from webhooks.receiver import make_runner
 
@@ -468,7 +469,7 @@ async def ports(daemon: Daemon, settings: Settings) -> AsyncIterator[list[asynci
 
 
 async def test_a_database_that_hangs_at_start_keeps_nobody_from_being_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reconciler.daemon.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("reconciler.serving.daemon.ANSWER_SECONDS", 0.1)
     silent = socket.create_server(("127.0.0.1", 0))  # connections wait for ever
     port = silent.getsockname()[1]
     settings = Settings(
@@ -505,7 +506,7 @@ async def test_of_two_that_had_a_port_before_anybody_listened_one_is_refused_in_
 async def test_a_database_that_refuses_the_last_connections_at_first_is_waited_for_and_nothing_begins_twice(
     dsn: str, sockets: Path, monkeypatch: pytest.MonkeyPatch, pool: str
 ) -> None:
-    monkeypatch.setattr("reconciler.daemon.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("reconciler.serving.daemon.RETRY_SECONDS", 0.1)
     async with Cut(dsn, sockets) as cut, aiohttp.ClientSession() as session:
         settings = Settings(database=DatabaseSettings(url=cut.dsn), receiver=ReceiverSettings(port=0), api=API)
         cut.refused = f"application_name\0reconciler {pool}\0".encode()

@@ -9,9 +9,9 @@ import asyncpg
 import pytest
 from fault_proxy import FaultProxy, proxied
 
-from reconciler.feeds import pause
-from reconciler.postgres import EmbeddedPostgres
-from reconciler.releasing import MEET_WHOEVER_PAUSES
+from reconciler.database.postgres import EmbeddedPostgres
+from reconciler.passes.feeds import pause
+from reconciler.passes.releasing import MEET_WHOEVER_PAUSES
 from webhooks import database
 from webhooks.database import connect_pool
 

@@ -26,13 +26,13 @@ from kit import fail, old_claim
 from snippets import ROOT, block
 from test_readme import bare_machine, checkout  # noqa: F401 - fixtures
 
-from reconciler import binaries
 from reconciler.cli.commands import cli
 from reconciler.cli.demo import _conclude
+from reconciler.configuration.tables import RuleSettings
+from reconciler.database import binaries
 from reconciler.demo.counting import Counted, Figures, Ledger, counted, duplicates_among, held_arrived, read_ledger
 from reconciler.demo.summary import document, parts
-from reconciler.settings_tables import RuleSettings
-from reconciler.why import Entry, Story
+from reconciler.insight.why import Entry, Story
 
 pytestmark = pytest.mark.proof
 

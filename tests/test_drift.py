@@ -14,9 +14,9 @@ import pytest
 from kit import FEED, call, claim, confirm, fail, make_older, release_by_pass, row, state
 from program import Program
 
-from reconciler import drift
-from reconciler.drift import Drift, key_drift
-from reconciler.migrate import default_folder, migrate
+from reconciler.database.migrate import default_folder, migrate
+from reconciler.insight import drift
+from reconciler.insight.drift import Drift, key_drift
 
 KEY = "order.receipt:1:ada@example.org"
 ADA = "ada@example.org"

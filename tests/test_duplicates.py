@@ -13,13 +13,13 @@ from kit import FEED, call, claim, confirm, event, fail, make_older, old_claim, 
 from program import Program
 from prometheus_client import REGISTRY
 
-from reconciler import feeds
-from reconciler.duplicates import Duplicate, look_at_events, look_at_retries
-from reconciler.findings import judge
-from reconciler.releasing import MEET_WHOEVER_PAUSES
-from reconciler.settings import Settings
-from reconciler.status import read_status
-from reconciler.watch import watch
+from reconciler.configuration.settings import Settings
+from reconciler.insight.duplicates import Duplicate, look_at_events, look_at_retries
+from reconciler.insight.findings import judge
+from reconciler.insight.status import read_status
+from reconciler.insight.watch import watch
+from reconciler.passes import feeds
+from reconciler.passes.releasing import MEET_WHOEVER_PAUSES
 
 KEY = "order:1"
 ADA, BOB = "ada@example.org", "bob@example.org"
@@ -217,7 +217,7 @@ async def test_an_answer_stored_in_a_long_transaction_is_found_by_the_thorough_l
 async def test_the_thorough_look_walks_all_pages_and_leaves_out_what_is_too_old(
     db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.duplicates.GIVEN_OUT_AGAIN", pages_of_one())
+    monkeypatch.setattr("reconciler.insight.duplicates.GIVEN_OUT_AGAIN", pages_of_one())
     for key in ("one", "two", "old"):
         for fence in await two_attempts(db, key):
             await confirm(db, key, fence, f"m-{fence}")
@@ -228,7 +228,7 @@ async def test_the_thorough_look_walks_all_pages_and_leaves_out_what_is_too_old(
 
 
 def pages_of_one() -> str:
-    from reconciler.duplicates import GIVEN_OUT_AGAIN  # noqa: PLC0415
+    from reconciler.insight.duplicates import GIVEN_OUT_AGAIN  # noqa: PLC0415
 
     assert "LIMIT 1000" in GIVEN_OUT_AGAIN
     return GIVEN_OUT_AGAIN.replace("LIMIT 1000", "LIMIT 1")

@@ -18,9 +18,9 @@ from serving import serving, write_config
 from structlog.testing import capture_logs
 
 from reconciler.cli.commands import cli
+from reconciler.configuration.settings import ConfigError, load_settings
 from reconciler.errors import UserError
-from reconciler.serving import serve
-from reconciler.settings import ConfigError, load_settings
+from reconciler.serving.serve import serve
 from webhooks import body as bodies
 from webhooks.inbox import Inbox, InboxUnavailable
 from webhooks.quiet import UnreadableRequests

@@ -16,13 +16,13 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from reconciler import binaries, postgres
-from reconciler.binaries import Account, find_binaries
+from reconciler.database import binaries, postgres
+from reconciler.database.binaries import Account, find_binaries
+from reconciler.database.postgres import EmbeddedPostgres
 from reconciler.errors import DatabaseUnavailable
-from reconciler.postgres import EmbeddedPostgres
 
 PROJECT = Path(__file__).parent.parent
-USERNS = PROJECT / "reconciler" / "userns.py"
+USERNS = PROJECT / "reconciler" / "database" / "userns.py"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play other accounts")
 
 CLIENT = """
@@ -30,7 +30,7 @@ import asyncio, sys
 from pathlib import Path
 import asyncpg
 from reconciler.errors import DatabaseUnavailable
-from reconciler.postgres import EmbeddedPostgres
+from reconciler.database.postgres import EmbeddedPostgres
 
 async def ask(dsn):
     connection = await asyncpg.connect(dsn)

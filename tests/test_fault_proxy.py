@@ -12,7 +12,7 @@ import pytest
 from chaos.commit_points import Point, Points, Trap, what
 from fault_proxy import FaultProxy, Tap, proxied
 
-from reconciler.postgres import EmbeddedPostgres
+from reconciler.database.postgres import EmbeddedPostgres
 from webhooks.writer import STORE_EVENTS
 
 LOST = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError)

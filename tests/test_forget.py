@@ -12,8 +12,9 @@ import pytest
 from kit import FEED, call, claim, confirm, event, fail, old_claim, reconcile, row, state, until_it_waits
 from program import Program
 
-from reconciler import forgetting, suppression
-from reconciler.forgetting import forget
+from reconciler.campaigns import suppression
+from reconciler.upkeep import forgetting
+from reconciler.upkeep.forgetting import forget
 from webhooks.event import wire_key
 
 ADA, BOB = "ada@example.org", "bob@example.org"

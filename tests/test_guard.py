@@ -13,7 +13,8 @@ import asyncpg
 import pytest
 from kit import event
 
-from reconciler import claims, guard
+from reconciler import guard
+from reconciler.sending import claims
 from webhooks.provider import Stamp
 
 ROOT = Path(__file__).parents[1]

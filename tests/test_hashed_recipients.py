@@ -22,14 +22,16 @@ from program import Program
 from receiver_app import running
 from sends_kit import api
 
-from reconciler import campaign, feeds, suppression
+from reconciler import campaign
 from reconciler.campaign import batches
-from reconciler.forgetting import forget
+from reconciler.campaigns import suppression
+from reconciler.database.migrate import MigrationError, migrate
 from reconciler.keys import hashed_key
-from reconciler.lookup import look_up_send
-from reconciler.migrate import MigrationError, migrate
-from reconciler.policy import Witness
-from reconciler.second_witness import SecondWitness
+from reconciler.passes import feeds
+from reconciler.passes.lookup import look_up_send
+from reconciler.passes.second_witness import SecondWitness
+from reconciler.rule.policy import Witness
+from reconciler.upkeep.forgetting import forget
 from webhooks.event import HASHED_RECIPIENT, Answer, hashed_recipient, wire_key
 from webhooks.inbox import Inbox
 from webhooks.lookup import Sought, is_about

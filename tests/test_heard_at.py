@@ -9,10 +9,10 @@ import asyncpg
 import pytest
 from kit import FEED, claim, confirm, event, heard_neighbours, old_claim, policies, row
 
-from reconciler.histories import NEWEST_CONTROLS, SAMPLE, SPREAD_CONTROLS
-from reconciler.judging import read_page
-from reconciler.outcomes import follow_outcomes
-from reconciler.risk import Assessment
+from reconciler.passes.histories import NEWEST_CONTROLS, SAMPLE, SPREAD_CONTROLS
+from reconciler.passes.judging import read_page
+from reconciler.passes.outcomes import follow_outcomes
+from reconciler.rule.risk import Assessment
 
 KEY = "order-1"
 NOW = "SELECT clock_timestamp()"

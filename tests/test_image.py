@@ -15,8 +15,8 @@ import yaml
 from click.testing import CliRunner
 
 from reconciler.cli.commands import cli
-from reconciler.daemon import DRAIN_SECONDS
-from reconciler.settings import Settings, load_settings
+from reconciler.configuration.settings import Settings, load_settings
+from reconciler.serving.daemon import DRAIN_SECONDS
 from webhooks.registry import PROVIDERS
 
 ROOT = Path(__file__).parent.parent

@@ -35,8 +35,8 @@ from kit import (
 from program import Program
 from snippets import block
 
-from reconciler.importing import OPTIONS
-from reconciler.reconcile import Report
+from reconciler.filling.importing import OPTIONS
+from reconciler.passes.reconcile import Report
 from webhooks.event import wire_key
 
 NOW = datetime.now(UTC)

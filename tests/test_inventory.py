@@ -12,8 +12,8 @@ import asyncpg
 from kit import FEED, call, claim, confirm, fail, make_older, row
 from program import Program
 
-from reconciler import inventory as module
-from reconciler.inventory import Looked, Overlaps, Senders, overlaps, senders
+from reconciler.insight import inventory as module
+from reconciler.insight.inventory import Looked, Overlaps, Senders, overlaps, senders
 
 ADA, BOB = "ada@example.org", "bob@example.org"
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)

@@ -27,13 +27,14 @@ from kit import (
     until_it_waits,
 )
 
-from reconciler import guard, ledger, releasing
-from reconciler.connection import BEGINNING
-from reconciler.evidence import settle_watched
-from reconciler.feeds import pause
-from reconciler.ledger import Decided
-from reconciler.limits import ALL_LIVE
-from reconciler.policy import Action, Verdict
+from reconciler import guard
+from reconciler.database.connection import BEGINNING
+from reconciler.passes import ledger, releasing
+from reconciler.passes.evidence import settle_watched
+from reconciler.passes.feeds import pause
+from reconciler.passes.ledger import Decided
+from reconciler.rule.limits import ALL_LIVE
+from reconciler.rule.policy import Action, Verdict
 from webhooks.event import Event, Kind, Testimony
 from webhooks.inbox import Inbox
 from webhooks.provider import Delivery

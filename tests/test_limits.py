@@ -27,12 +27,12 @@ from kit import (
     until_it_waits,
 )
 
-from reconciler.feeds import resume
-from reconciler.ledger import Decided
-from reconciler.limits import Allowance, Limit, Usage, allowance, held_instead
-from reconciler.policy import Action, Verdict
-from reconciler.reconcile import Scope, run_pass
-from reconciler.releasing import release
+from reconciler.passes.feeds import resume
+from reconciler.passes.ledger import Decided
+from reconciler.passes.reconcile import Scope, run_pass
+from reconciler.passes.releasing import release
+from reconciler.rule.limits import Allowance, Limit, Usage, allowance, held_instead
+from reconciler.rule.policy import Action, Verdict
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 GRACE = 15 * MINUTE

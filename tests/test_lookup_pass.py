@@ -16,12 +16,13 @@ from api_kit import Sent, asked
 from apis.mailgun import Fake
 from kit import claim, confirm, make_older, old_claim, policies, reconcile, row, until_it_waits
 
-from reconciler import composition, second_witness
-from reconciler.lookup import Last, Question, look_up_send
-from reconciler.policy import Witness
-from reconciler.reconcile import run_pass
-from reconciler.second_witness import SecondWitness, _due_at, together
-from reconciler.settings import Settings
+from reconciler import composition
+from reconciler.configuration.settings import Settings
+from reconciler.passes import second_witness
+from reconciler.passes.lookup import Last, Question, look_up_send
+from reconciler.passes.reconcile import run_pass
+from reconciler.passes.second_witness import SecondWitness, _due_at, together
+from reconciler.rule.policy import Witness
 from webhooks.event import Answer, wire_key
 from webhooks.lookup import Sought
 from webhooks.provider import Feed

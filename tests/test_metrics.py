@@ -16,10 +16,11 @@ from alerts_kit import ROOT, SETTINGS, alerts, promtool
 from kit import FEED, claim, heard_neighbours, old_claim, release_by_pass, stored_delivery
 from prometheus_client import REGISTRY
 
-import reconciler.daemon  # noqa: F401 - which imports all that counts
+import reconciler.serving.daemon  # noqa: F401 - which imports all that counts
 import webhooks.receiver  # noqa: F401
-from reconciler import figures, metrics
-from reconciler.status import read_status
+from reconciler import metrics
+from reconciler.insight import figures
+from reconciler.insight.status import read_status
 from webhooks.counters import Counters
 from webhooks.event import Event, Kind, Testimony
 from webhooks.inbox import Inbox

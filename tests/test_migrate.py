@@ -11,10 +11,10 @@ import asyncpg
 import pytest
 from test_roles import made, role_of
 
-from reconciler import migrate as runner
+from reconciler.database import migrate as runner
+from reconciler.database.migrate import MigrationError, load, migrate, pending
+from reconciler.database.postgres import EmbeddedPostgres
 from reconciler.errors import DatabaseUnavailable, describe_connection_error
-from reconciler.migrate import MigrationError, load, migrate, pending
-from reconciler.postgres import EmbeddedPostgres
 
 TABLE = "CREATE TABLE thing (id int, note text);\n"
 COLUMN = "ALTER TABLE thing ADD COLUMN extra int;\n"

@@ -12,8 +12,8 @@ import asyncpg
 import pytest
 from sends_kit import FEEDS, Sender, api, token
 
-from reconciler.sends_routes import CLAIM_ANSWERS
-from reconciler.settings_tables import ApiSettings
+from reconciler.api.routes import CLAIM_ANSWERS
+from reconciler.configuration.tables import ApiSettings
 
 BOTH = "espr_both"
 DOCUMENT = "/v1/openapi.json"

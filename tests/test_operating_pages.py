@@ -12,8 +12,9 @@ import pytest
 import yaml
 from snippets import ROOT, pages, text_of
 
-from reconciler import claims, self_check
-from reconciler.in_words import WAITS_FOR
+from reconciler.rule.in_words import WAITS_FOR
+from reconciler.sending import claims
+from reconciler.serving import self_check
 
 SYMPTOMS = text_of("docs/symptoms.md")
 ALERTS = yaml.safe_load((ROOT / "helm/files/alerts.yaml").read_text("utf-8"))
@@ -34,7 +35,7 @@ def test_every_metric_and_every_alert_that_a_page_names_is_there(page: str) -> N
 def findings() -> Iterator[str]:
     """The words with which `status --check` begins its lines."""
     for path in ("findings", "feed_findings"):
-        for node in ast.walk(ast.parse((ROOT / f"reconciler/{path}.py").read_text("utf-8"))):
+        for node in ast.walk(ast.parse((ROOT / f"reconciler/insight/{path}.py").read_text("utf-8"))):
             match node:
                 case ast.Call(func=ast.Name("Finding"), args=[ast.Constant(str(code)), *_]):
                     yield code

@@ -17,9 +17,9 @@ import asyncpg
 import kit
 import pytest
 
-from reconciler.limits import Limit
-from reconciler.postgres import EmbeddedPostgres
-from reconciler.reconcile import run_pass
+from reconciler.database.postgres import EmbeddedPostgres
+from reconciler.passes.reconcile import run_pass
+from reconciler.rule.limits import Limit
 from webhooks.database import connect_pool
 from webhooks.event import Event, Kind, Testimony
 from webhooks.inbox import Inbox

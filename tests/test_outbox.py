@@ -35,9 +35,9 @@ from kit import (
 from snippets import block
 
 from reconciler import guard, guard_sync
-from reconciler.feeds import pause
-from reconciler.limits import Live
-from reconciler.reconcile import run_pass
+from reconciler.passes.feeds import pause
+from reconciler.passes.reconcile import run_pass
+from reconciler.rule.limits import Live
 
 ALL = ("failed", "held", "released", "sent")
 

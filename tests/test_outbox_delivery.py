@@ -34,13 +34,13 @@ from snippets import block
 from structlog.testing import capture_logs
 from test_outbox import entries
 
+from reconciler.configuration.settings import Settings, load_settings
+from reconciler.configuration.tables import OutboxSettings
 from reconciler.errors import UserError
-from reconciler.findings import judge
-from reconciler.outbox import backoff, clean, telling
-from reconciler.outbox_channels import LONGEST_WAIT, retry_after
-from reconciler.settings import Settings, load_settings
-from reconciler.settings_tables import OutboxSettings
-from reconciler.status import read_status
+from reconciler.insight.findings import judge
+from reconciler.insight.status import read_status
+from reconciler.outbox.channels import LONGEST_WAIT, retry_after
+from reconciler.outbox.delivery import backoff, clean, telling
 from webhooks.registry import PROVIDERS
 
 KEY = b"0123456789abcdef01234567"

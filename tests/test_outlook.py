@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 from kit import claim, confirm, heard_neighbours, make_older, stored_delivery
 
-from reconciler.findings import Finding, judge
-from reconciler.outlook import Outlook
-from reconciler.settings import Settings
-from reconciler.status import Status, read_status
+from reconciler.configuration.settings import Settings
+from reconciler.insight.findings import Finding, judge
+from reconciler.insight.status import Status, read_status
+from reconciler.rule.outlook import Outlook
 
 SETTINGS = Settings.model_validate({"feeds": {"mg": {"provider": "mailgun", "secrets": ["key-0123456789abcdef"]}}})
 

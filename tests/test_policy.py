@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.policy import (
+from reconciler.rule.policy import (
     LATEST_LOOK,
     SOONEST_LOOK,
     WINDOW_MARGIN,

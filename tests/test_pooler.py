@@ -8,7 +8,7 @@ import asyncio
 import asyncpg
 import pytest
 
-from reconciler.migrate import MigrationError, load, migrate, pending
+from reconciler.database.migrate import MigrationError, load, migrate, pending
 from webhooks.database import is_behind_pooler
 
 

@@ -124,7 +124,7 @@ def installed(tmp_path_factory):
 
 @pytest.mark.index
 def test_the_wheel_holds_the_migrations_and_runs_from_any_directory(installed, tmp_path):
-    script = "from reconciler.migrate import load; print(*(found.name for found in load()))"
+    script = "from reconciler.database.migrate import load; print(*(found.name for found in load()))"
     names = run(str(installed / "python"), "-c", script, cwd=tmp_path).split()
     assert names == sorted(path.name for path in (ROOT / "migrations").glob("*.sql"))
     assert "Usage" in run(str(installed / "reconciler"), "--help", cwd=tmp_path)

@@ -27,7 +27,7 @@ from kit import (
     until_it_waits,
 )
 
-from reconciler.feeds import pause, resume
+from reconciler.passes.feeds import pause, resume
 from webhooks.event import bounded_id
 
 KEY = "order:1"

@@ -15,7 +15,7 @@ from program import Program
 from snippets import blocks
 
 from reconciler import composition
-from reconciler.settings import Settings, load_settings
+from reconciler.configuration.settings import Settings, load_settings
 from webhooks.asking import Registers
 from webhooks.fetch import open_fetch
 from webhooks.registry import PROVIDERS

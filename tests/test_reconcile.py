@@ -31,11 +31,11 @@ from kit import (
     until_it_waits,
 )
 
-from reconciler import ledger
-from reconciler.ledger import Decided
-from reconciler.policy import Action, Verdict
-from reconciler.reconcile import Scope, look
-from reconciler.releasing import release
+from reconciler.passes import ledger
+from reconciler.passes.ledger import Decided
+from reconciler.passes.reconcile import Scope, look
+from reconciler.passes.releasing import release
+from reconciler.rule.policy import Action, Verdict
 
 KEY = "order:1"
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

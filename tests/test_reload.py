@@ -17,8 +17,8 @@ import asyncpg
 import pytest
 from serving import FEEDS, Server, environment, sample, serving, until, write_config
 
-from reconciler.reload import merge
-from reconciler.settings import ConfigError, Settings, load_settings
+from reconciler.configuration.settings import ConfigError, Settings, load_settings
+from reconciler.serving.reload import merge
 from reconciler.tokens import hash_of
 from webhooks.provider import Delivery
 from webhooks.registry import PROVIDERS

@@ -19,10 +19,10 @@ from receiver_app import no_fetch
 from serving import FEEDS, sample
 from test_archive import archive
 
-from reconciler import filling as fillings
-from reconciler.feeds import feed_health
-from reconciler.filling import SET_FILLING, filling
-from reconciler.replay import Summary, replay
+from reconciler.filling import common as fillings
+from reconciler.filling.common import SET_FILLING, filling
+from reconciler.filling.replay import Summary, replay
+from reconciler.passes.feeds import feed_health
 from webhooks import sources
 from webhooks.asking import ApiError
 from webhooks.aws import Place

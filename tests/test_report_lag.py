@@ -14,9 +14,9 @@ from kit import claim, confirm, heard_neighbours, make_older, old_claim, row
 from program import Program
 
 from reconciler.composition import policies
-from reconciler.lag import AGES
-from reconciler.reconcile import run_pass
-from reconciler.settings import Settings
+from reconciler.configuration.settings import Settings
+from reconciler.insight.lag import AGES
+from reconciler.passes.reconcile import run_pass
 
 SVG = "{http://www.w3.org/2000/svg}"
 

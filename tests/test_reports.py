@@ -11,11 +11,11 @@ from kit import FEED, claim, confirm, event, make_older, state
 from program import Program
 from prometheus_client import REGISTRY
 
-from reconciler import reports
-from reconciler.findings import Finding, judge
-from reconciler.reports import Vanished, old_enough, read_vanished, unknown_events, vanished_sends
-from reconciler.settings import Settings
-from reconciler.status import read_status
+from reconciler.configuration.settings import Settings
+from reconciler.insight import reports
+from reconciler.insight.findings import Finding, judge
+from reconciler.insight.reports import Vanished, old_enough, read_vanished, unknown_events, vanished_sends
+from reconciler.insight.status import read_status
 
 SETTINGS = Settings.model_validate(
     {

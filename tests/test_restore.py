@@ -22,18 +22,18 @@ from program import Program
 from serving import Server, sample, serving, until, write_config
 from structlog.testing import capture_logs
 
-from reconciler import feeds, restore
-from reconciler.binaries import accounts, find_binaries
 from reconciler.composition import policies
-from reconciler.daemon import Daemon
-from reconciler.feeds import ALL_FEEDS
-from reconciler.findings import judge
-from reconciler.grants import grant
-from reconciler.migrate import migrate
-from reconciler.postgres import EmbeddedPostgres
-from reconciler.restore import Found, Heart, Memory, gone_back
-from reconciler.settings import Settings
-from reconciler.status import read_status
+from reconciler.configuration.settings import Settings
+from reconciler.database.binaries import accounts, find_binaries
+from reconciler.database.grants import grant
+from reconciler.database.migrate import migrate
+from reconciler.database.postgres import EmbeddedPostgres
+from reconciler.insight.findings import judge
+from reconciler.insight.status import read_status
+from reconciler.passes import feeds, restore
+from reconciler.passes.feeds import ALL_FEEDS
+from reconciler.passes.restore import Found, Heart, Memory, gone_back
+from reconciler.serving.daemon import Daemon
 
 GAP = 1_000_000_000
 """What a resume leaves between the highest fence known and the next one."""

@@ -20,13 +20,14 @@ from kit import FEED, call, claim, confirm, event, fail, heard_neighbours, make_
 from program import Program
 from structlog.testing import capture_logs
 
-from reconciler import campaign, retention
-from reconciler.findings import judge
-from reconciler.retention import keep_memory, prune, pruning
-from reconciler.retention_look import Ages, Month, Pruned, would_prune
-from reconciler.settings import ConfigError, Settings, load_settings
-from reconciler.settings_tables import RetentionSettings
-from reconciler.status import read_status
+from reconciler import campaign
+from reconciler.configuration.settings import ConfigError, Settings, load_settings
+from reconciler.configuration.tables import RetentionSettings
+from reconciler.insight.findings import judge
+from reconciler.insight.status import read_status
+from reconciler.upkeep import retention
+from reconciler.upkeep.retention import keep_memory, prune, pruning
+from reconciler.upkeep.retention_look import Ages, Month, Pruned, would_prune
 from webhooks.registry import PROVIDERS
 
 DOCS = Path(__file__).parents[1] / "docs/retention.md"
@@ -526,8 +527,8 @@ PRUNER = """
 import asyncio, sys
 import asyncpg
 from datetime import timedelta
-from reconciler.retention import prune
-from reconciler.retention_look import Ages
+from reconciler.upkeep.retention import prune
+from reconciler.upkeep.retention_look import Ages
 async def main():
     pool = await asyncpg.create_pool(sys.argv[1], min_size=1, max_size=1)
     day = timedelta(days=1)

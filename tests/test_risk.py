@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.history import Counts, Curve, Stratum, at_least, stratum
-from reconciler.policy import Action, FeedView, Heard, Row, Rules, Witness, decide
-from reconciler.risk import REPORTED, UNREPORTED, Burst, Cause, Recent, assess, nearest, risk_of, usual_share
+from reconciler.rule.history import Counts, Curve, Stratum, at_least, stratum
+from reconciler.rule.policy import Action, FeedView, Heard, Row, Rules, Witness, decide
+from reconciler.rule.risk import REPORTED, UNREPORTED, Burst, Cause, Recent, assess, nearest, risk_of, usual_share
 from webhooks.event import Answer
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0

@@ -21,9 +21,9 @@ from program import Program
 from serving import ROOT, sample, serving, until, write_config
 
 from reconciler import campaign, guard, guard_many, guard_sync
-from reconciler.grants import KINDS, RIGHTS, functions, grant, relations
+from reconciler.database.grants import KINDS, RIGHTS, functions, grant, relations
+from reconciler.database.migrate import MigrationError, default_folder, migrate
 from reconciler.idempotency import Store
-from reconciler.migrate import MigrationError, default_folder, migrate
 from reconciler.tokens import hash_of
 
 TOKEN = "espr_of-the-shop"

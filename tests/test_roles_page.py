@@ -11,11 +11,11 @@ from kit import fail, heard_neighbours, old_claim, policies, reconcile
 from program import Program
 from snippets import block, statements
 
-from reconciler import feeds
-from reconciler.migrate import migrate, pending
-from reconciler.settings import Settings
-from reconciler.status import read_status
-from reconciler.why import tell
+from reconciler.configuration.settings import Settings
+from reconciler.database.migrate import migrate, pending
+from reconciler.insight.status import read_status
+from reconciler.insight.why import tell
+from reconciler.passes import feeds
 from webhooks.event import Event, Kind, Testimony
 from webhooks.inbox import Inbox
 

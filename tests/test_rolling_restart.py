@@ -19,7 +19,7 @@ from rolling_kit import Balancer, Load
 from serving import FEEDS, LIMIT, Server, free_port, start, until, write_config
 from test_roles import API, TOKEN, Dsns, complaints, made, role_of
 
-from reconciler.grants import grant
+from reconciler.database.grants import grant
 
 OLD, NEW = FEEDS["mg"].secrets[0], "key-the-rotated-one-0123"
 HALVES = ("receiver", "receiver", "reconciler", "reconciler")

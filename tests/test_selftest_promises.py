@@ -17,9 +17,10 @@ import pytest
 from receiver_app import Cut
 from serving import environment, until
 
+from reconciler.database.migrate import load
 from reconciler.errors import UserError
-from reconciler.migrate import load
-from reconciler.trial.promise import Count, NotTried, Promise
+from reconciler.trial.outcome import Count, NotTried
+from reconciler.trial.promise import Promise
 from reconciler.trial.run import PROMISES, try_promises
 from reconciler.trial.scratch import COMMENT, PREFIX, scratch_schema
 

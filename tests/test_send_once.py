@@ -15,9 +15,10 @@ import pytest
 import requests
 from kit import claim, make_older
 
-from reconciler import claims, guard, guard_sync
+from reconciler import guard, guard_sync
 from reconciler.breakable.esp import Esp, esp
 from reconciler.breakable.fate import Fate
+from reconciler.sending import claims
 
 KEY = "order.receipt:1:ada@example.com"
 FEED = "mg"

@@ -13,7 +13,8 @@ import asyncpg
 import psycopg
 import pytest
 
-from reconciler import claims, guard, guard_many, guard_sync
+from reconciler import guard, guard_many, guard_sync
+from reconciler.sending import claims
 from webhooks.registry import PROVIDERS
 
 KEY = "order:1"

@@ -24,8 +24,8 @@ from sends_kit import FEEDS, KEY, OPS, OTHER, SETTINGS, SHOP, Losing, Sender, ap
 from structlog.testing import capture_logs
 from yarl import URL
 
-from reconciler.sends_routes import API_CONNECTIONS
-from reconciler.settings_tables import ApiSettings
+from reconciler.api.routes import API_CONNECTIONS
+from reconciler.configuration.tables import ApiSettings
 from webhooks.database import connect_pool
 from webhooks.event import wire_key
 
@@ -92,7 +92,7 @@ async def test_an_id_that_is_known_before_the_call_is_given_and_kept(sender: Sen
 async def test_of_a_thousand_callers_at_once_exactly_one_is_granted_and_all_are_answered(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.sends_routes.ACQUIRE_SECONDS", 60.0)  # on a busy machine they last longer
+    monkeypatch.setattr("reconciler.api.routes.ACQUIRE_SECONDS", 60.0)  # on a busy machine they last longer
     pool = await connect_pool(dsn, size=4, application="test")
     async with api(pool) as sender:
         answers = Counter(map(told, await asyncio.gather(*(sender.claim() for _ in range(1000)))))
@@ -550,7 +550,7 @@ async def test_bodies_are_small_plain_and_soon_there(sender: Sender, monkeypatch
         headers = CIMultiDict([("Content-Encoding", one) for one in encoding])
         status, refused = await sender.call("POST", "/v1/sends", key=fresh(), data=packed, headers=headers)
         assert (status, refused["outcome"]) == (415, "encoding")
-    monkeypatch.setattr("reconciler.sends_http.BODY_SECONDS", 0.05)
+    monkeypatch.setattr("reconciler.api.application.BODY_SECONDS", 0.05)
     ended = asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
@@ -565,7 +565,7 @@ async def test_bodies_are_small_plain_and_soon_there(sender: Sender, monkeypatch
 async def test_only_so_many_large_bodies_are_held_and_small_ones_pass(
     dsn: str, db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.sends_http.LARGE_AT_ONCE", 1)
+    monkeypatch.setattr("reconciler.api.application.LARGE_AT_ONCE", 1)
     pool = await connect_pool(dsn, size=API_CONNECTIONS, application="test")
     async with api(pool) as sender, db.acquire() as connection:
         _, claimed = await sender.claim()
@@ -574,7 +574,7 @@ async def test_only_so_many_large_bodies_are_held_and_small_ones_pass(
         await connection.execute("SELECT FROM send_log FOR UPDATE")
         first = asyncio.create_task(sender.confirm(claimed["fence"], response="x" * 20_000))
         await until_it_waits(db, first)
-        monkeypatch.setattr("reconciler.sends_http.BODY_SECONDS", 0.05)
+        monkeypatch.setattr("reconciler.api.application.BODY_SECONDS", 0.05)
         assert told(await sender.claim("large", payload="x" * 20_000)) == (503, "busy", None)
         assert told(await sender.claim("small")) == (201, "claimed", "claimed")
         await held.rollback()
@@ -606,7 +606,7 @@ async def test_without_a_database_nothing_is_performed_and_repeating_is_asked_fo
 
 
 async def test_a_pool_that_is_taken_is_not_waited_for_long(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reconciler.sends_routes.ACQUIRE_SECONDS", 0.05)
+    monkeypatch.setattr("reconciler.api.routes.ACQUIRE_SECONDS", 0.05)
     pool = await connect_pool(dsn, size=1, application="test")
     async with api(pool) as sender, pool.acquire():
         assert (await sender.claim())[0] == 503
@@ -630,7 +630,7 @@ async def test_a_send_that_somebody_holds_is_busy_and_nothing_is_lost(dsn: str, 
 async def test_a_send_that_a_transaction_holds_delays_nobody_elses_claims(
     dsn: str, db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.sends_routes.LOCK_PAUSES", (0.05,) * 2000)
+    monkeypatch.setattr("reconciler.api.routes.LOCK_PAUSES", (0.05,) * 2000)
     pool = await connect_pool(dsn, size=API_CONNECTIONS, application="test")
     async with api(pool) as sender, db.acquire() as connection:
         _, claimed = await sender.claim("mine")
@@ -653,8 +653,8 @@ async def test_a_send_that_a_transaction_holds_delays_nobody_elses_claims(
 async def test_a_claim_that_was_not_waited_for_is_never_granted(
     dsn: str, db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch, holds: str
 ) -> None:
-    monkeypatch.setattr("reconciler.sends_routes.LOCK_PAUSES", (0.01,))
-    monkeypatch.setattr("reconciler.sends_routes.CLAIM_LOCK", "20ms")
+    monkeypatch.setattr("reconciler.api.routes.LOCK_PAUSES", (0.01,))
+    monkeypatch.setattr("reconciler.api.routes.CLAIM_LOCK", "20ms")
     pool = await connect_pool(dsn, size=API_CONNECTIONS, application="test")  # no lock_timeout, as behind a pooler
     async with api(pool) as sender, db.acquire() as connection:
         if "FOR UPDATE" in holds:
@@ -670,7 +670,7 @@ async def test_a_claim_that_was_not_waited_for_is_never_granted(
 async def test_whatever_waits_for_a_lock_is_answered_in_time(
     dsn: str, db: asyncpg.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.sends_routes.STATEMENTS_SECONDS", 0.2)
+    monkeypatch.setattr("reconciler.api.routes.STATEMENTS_SECONDS", 0.2)
     pool = await connect_pool(dsn, size=API_CONNECTIONS, application="test")
     async with api(pool) as sender, db.acquire() as connection:
         _, claimed = await sender.claim()
@@ -683,7 +683,7 @@ async def test_whatever_waits_for_a_lock_is_answered_in_time(
 
 
 async def test_a_mistake_of_ours_is_a_problem_and_a_log_line(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reconciler.sends_routes._shown", None)
+    monkeypatch.setattr("reconciler.api.routes._shown", None)
     await sender.claim()
     with capture_logs() as logs:
         status, refused = await sender.look()

@@ -17,8 +17,8 @@ import asyncpg
 import pytest
 from serving import LIMIT, Server, free_port, sample, serving, start, until, write_config
 
-from reconciler.migrate import migrate
-from reconciler.postgres import EmbeddedPostgres
+from reconciler.database.migrate import migrate
+from reconciler.database.postgres import EmbeddedPostgres
 from webhooks.event import wire_key
 
 

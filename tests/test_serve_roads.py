@@ -16,7 +16,7 @@ from program import Program
 from serving import sample, serving, start, until, write_config
 from test_archive import stored
 
-from reconciler.endpoints import check_daily
+from reconciler.upkeep.endpoints import check_daily
 from webhooks.provider import Feed
 
 ARCHIVE = (

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 from serving import sample, serving, start, write_config
 
-from reconciler.migrate import migrate
-from reconciler.postgres import EmbeddedPostgres
+from reconciler.database.migrate import migrate
+from reconciler.database.postgres import EmbeddedPostgres
 
 NOWHERE = Path("/proc/self/task")
 """A folder that is there, and in which nobody can make anything, not even root."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import settings_page
 from snippets import block, blocks, text_of
 
-from reconciler.settings import load_settings
-from reconciler.settings_sources import EnvironmentSource, FileSource
+from reconciler.configuration.settings import load_settings
+from reconciler.configuration.sources import EnvironmentSource, FileSource
 from webhooks.registry import PROVIDERS
 
 PAGE = text_of("docs/settings.md")

@@ -27,12 +27,12 @@ from kit import (
 )
 
 from reconciler import composition
-from reconciler.ledger import Decided
-from reconciler.limits import Limit, Live
-from reconciler.policy import Action, Rules, Verdict
-from reconciler.reconcile import Report, run_pass
-from reconciler.settings import Settings
-from reconciler.shadow import note_shadow
+from reconciler.configuration.settings import Settings
+from reconciler.passes.ledger import Decided
+from reconciler.passes.reconcile import Report, run_pass
+from reconciler.passes.shadow import note_shadow
+from reconciler.rule.limits import Limit, Live
+from reconciler.rule.policy import Action, Rules, Verdict
 
 KEY = "order-1"
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

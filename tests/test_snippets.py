@@ -28,7 +28,7 @@ from program import Program
 from snippets import ROOT, Snippet, every, pages, snippets, statements, text_of
 
 from reconciler.cli.commands import cli
-from reconciler.settings import load_settings
+from reconciler.configuration.settings import load_settings
 from webhooks.provider import Feed
 from webhooks.registry import PROVIDERS
 

@@ -22,9 +22,9 @@ from serving import until
 from sns_signer import TOPIC, FakeSNS
 from structlog.testing import capture_logs
 
-from reconciler.daemon import Daemon
+from reconciler.configuration.settings import Settings
 from reconciler.errors import UserError
-from reconciler.settings import Settings
+from reconciler.serving.daemon import Daemon
 from webhooks.database import connect_pool
 from webhooks.inbox import Inbox
 from webhooks.sqs import Pace

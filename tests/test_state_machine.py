@@ -31,10 +31,11 @@ from state_machine_truth import WINDOW
 from state_machine_world import World, hasty_api, opened_world
 from structlog.testing import capture_logs
 
-from reconciler import forgetting, reconcile, second_witness
-from reconciler.feeds import ALL_FEEDS, resume
-from reconciler.policy import OnUnknown
-from reconciler.postgres import EmbeddedPostgres
+from reconciler.database.postgres import EmbeddedPostgres
+from reconciler.passes import reconcile, second_witness
+from reconciler.passes.feeds import ALL_FEEDS, resume
+from reconciler.rule.policy import OnUnknown
+from reconciler.upkeep import forgetting
 
 EXAMPLES: Final = int(os.environ.get("STATE_MACHINE_EXAMPLES", "40"))
 STEPS: Final = 30 if EXAMPLES < 1000 else 60

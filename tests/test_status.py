@@ -11,10 +11,10 @@ import asyncpg
 import pytest
 from kit import claim, confirm, event, heard_neighbours, make_older, old_claim, reconcile, stored_delivery
 
-from reconciler import feeds
-from reconciler.findings import Finding, judge
-from reconciler.settings import Settings
-from reconciler.status import Status, read_status
+from reconciler.configuration.settings import Settings
+from reconciler.insight.findings import Finding, judge
+from reconciler.insight.status import Status, read_status
+from reconciler.passes import feeds
 from reconciler.units import roughly
 
 SETTINGS = Settings.model_validate(
@@ -393,7 +393,7 @@ async def test_one_feed_is_looked_at_alone(db: asyncpg.Pool) -> None:
 
 
 async def test_undecided_sends_are_read_by_the_index_of_due_rows(db: asyncpg.Pool) -> None:
-    from reconciler.status import UNDECIDED  # noqa: PLC0415
+    from reconciler.insight.status import UNDECIDED  # noqa: PLC0415
 
     async with db.acquire() as connection, connection.transaction():
         await connection.execute("SET LOCAL enable_seqscan = off")

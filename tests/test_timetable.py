@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from reconciler.settings import Settings
-from reconciler.timetable import timetable
+from reconciler.configuration.settings import Settings
+from reconciler.insight.timetable import timetable
 
 
 def told(feed: dict[str, object], message_class: dict[str, object] | None = None) -> dict[str, str]:

@@ -10,9 +10,9 @@ import pytest
 from program import Program
 from serving import serving, write_config
 
-from reconciler.postgres import EmbeddedPostgres
-from reconciler.settings import load_settings
-from reconciler.settings_sources import ConfigError
+from reconciler.configuration.settings import load_settings
+from reconciler.configuration.sources import ConfigError
+from reconciler.database.postgres import EmbeddedPostgres
 from reconciler.tokens import Caller, Tokens, hash_of, new_token
 from webhooks.registry import PROVIDERS
 

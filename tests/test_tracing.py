@@ -35,13 +35,14 @@ from serving import FEEDS, Server, sample, serving, until, write_config
 from snippets import block, text_of
 from structlog.testing import capture_logs
 
-from reconciler import guard, guard_many, guard_many_sync, guard_sync, otel, tracing
-from reconciler.daemon import DRAIN_SECONDS, Daemon
+from reconciler import guard, guard_many, guard_many_sync, guard_sync, otel
+from reconciler.configuration.settings import Settings
+from reconciler.configuration.tables import ReceiverSettings, TracingSettings
 from reconciler.errors import UserError
-from reconciler.settings import Settings
-from reconciler.settings_tables import ReceiverSettings, TracingSettings
-from reconciler.traced import MOST_SENDS, Traced
-from reconciler.tracing import ATTRIBUTES, SPANS, trace_id
+from reconciler.sending import tracing
+from reconciler.sending.tracing import ATTRIBUTES, SPANS, trace_id
+from reconciler.serving.daemon import DRAIN_SECONDS, Daemon
+from reconciler.serving.traced import MOST_SENDS, Traced
 from webhooks.event import Event, Kind, Testimony, wire_key
 
 ROOT = Path(__file__).parent.parent
@@ -571,9 +572,9 @@ def test_without_the_extra_it_is_refused_in_one_line(monkeypatch: pytest.MonkeyP
 
 LOADED = """
 import sys
-import reconciler.daemon, reconciler.guard_many
-from reconciler.settings import Settings
-reconciler.daemon.Daemon(Settings(), None)
+import reconciler.serving.daemon, reconciler.guard_many
+from reconciler.configuration.settings import Settings
+reconciler.serving.daemon.Daemon(Settings(), None)
 print([name for name in sys.modules if name.startswith(("opentelemetry", "google.protobuf"))])
 """
 

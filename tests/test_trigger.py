@@ -14,9 +14,9 @@ from aiohttp import web
 from kit import claim, reconcile, state
 
 from reconciler.composition import feeds
+from reconciler.configuration.settings import Settings
 from reconciler.errors import UserError
-from reconciler.settings import Settings
-from reconciler.trigger import post_samples, receiver_url
+from reconciler.selftest.trigger import post_samples, receiver_url
 from webhooks.counters import Counters
 from webhooks.event import Kind
 from webhooks.fetch import open_fetch

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reconciler.postgres import EmbeddedPostgres
+from reconciler.database.postgres import EmbeddedPostgres
 from webhooks.event import Kind, hashed_recipient, normal_recipient, stand_in_key, wire_key
 
 # PostgreSQL text holds neither NUL nor lone surrogates; `wire_key` of those is the receiver's alone.

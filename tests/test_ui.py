@@ -24,8 +24,8 @@ from serving import serving, write_config
 from structlog.testing import capture_logs
 from ui_kit import OPS, READER, SENDER, TOKENS, Page, Person, last_verdict, page, settings
 
-from reconciler.settings_tables import ApiSettings, ReceiverSettings, UiSettings
-from reconciler.status import read_status
+from reconciler.configuration.tables import ApiSettings, ReceiverSettings, UiSettings
+from reconciler.insight.status import read_status
 from reconciler.tokens import hash_of
 from reconciler.ui import viewers
 from reconciler.ui.application import add_ui

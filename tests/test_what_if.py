@@ -28,8 +28,8 @@ from kit import (
 )
 from program import Program
 
-from reconciler.policy import Rules
-from reconciler.what_if import Replay, Tally, what_if
+from reconciler.insight.what_if import Replay, Tally, what_if
+from reconciler.rule.policy import Rules
 
 KEY = "order:1"
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)

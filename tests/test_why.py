@@ -23,8 +23,8 @@ from kit import (
     stored_delivery,
 )
 
-from reconciler.policy import Rules
-from reconciler.why import Story, tell, witnesses_in_words
+from reconciler.insight.why import Story, tell, witnesses_in_words
+from reconciler.rule.policy import Rules
 
 
 async def why(db: asyncpg.Pool, key: str, rules: Rules = kit.RULES, **named: bool) -> Story:

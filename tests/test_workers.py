@@ -21,7 +21,7 @@ from program import Program
 from serving import FEEDS, Server, sample, serving, start, until, write_config
 from structlog.testing import capture_logs
 
-from reconciler import workers
+from reconciler.serving import workers
 from webhooks.event import wire_key
 from webhooks.provider import Delivery
 

@@ -16,8 +16,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from multidict import CIMultiDict
 from sends_kit import token
 
-from reconciler.settings import Settings
-from reconciler.settings_tables import ApiSettings, FeedSettings
+from reconciler.configuration.settings import Settings
+from reconciler.configuration.tables import ApiSettings, FeedSettings
 from reconciler.ui.application import add_ui
 
 OPS, READER, SENDER = "espr_ops", "espr_reader", "espr_sender"

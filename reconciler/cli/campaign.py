@@ -19,7 +19,7 @@ from reconciler.cli.text import iso, say, say_json, say_table, when
 
 if TYPE_CHECKING:
     from reconciler.campaign import Status
-    from reconciler.campaign_load import Loaded, Told
+    from reconciler.campaigns.load import Loaded, Told
     from webhooks.database import BoundedPool
 
 LINE_SECONDS: Final = 10.0
@@ -100,8 +100,8 @@ def load(app: App, /, name: str, file: BinaryIO, as_json: bool, source: str | No
     Nothing is given out before a file was loaded to its end. A load that was broken off is run again; doing it again
     changes nothing.
     """
-    from reconciler.campaign_load import Plan
-    from reconciler.campaign_load import load as load_file
+    from reconciler.campaigns.load import Plan
+    from reconciler.campaigns.load import load as load_file
 
     provider = app.feed(asked["feed"]).provider
     plan = Plan(name, source=source or _path(file), **asked)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from reconciler.cli.statements import Result
-    from reconciler.grants import Kind
+    from reconciler.database.grants import Kind
 
 SHARDS: Final = 8
 """Parts of each table, where no other number is given: enough for eight nodes. What is asked of all costs one each."""
@@ -96,7 +96,7 @@ def migrate(
 
 
 def _roles(given: tuple[str, ...]) -> dict[str, list[Kind]]:
-    from reconciler.grants import KINDS
+    from reconciler.database.grants import KINDS
 
     roles: dict[str, list[Kind]] = {}
     for text in given:
@@ -122,7 +122,7 @@ def _say_grants(statements: list[str], *, as_json: bool) -> None:
 
 
 async def _grant(app: App, roles: dict[str, list[Kind]], *, apply: bool = True) -> list[str]:
-    from reconciler.grants import grant
+    from reconciler.database.grants import grant
 
     async with app.open_database(check_schema=False, create=False) as database:
         return await grant(app.settings.database.direct_url or database.dsn, roles, apply=apply)
@@ -131,7 +131,7 @@ async def _grant(app: App, roles: dict[str, list[Kind]], *, apply: bool = True) 
 async def _migrate(
     app: App, check: bool, namespace: str | None, hash_recipients: bool, shards: int | None
 ) -> list[str]:
-    from reconciler import migrate as migrations
+    from reconciler.database import migrate as migrations
 
     async with app.open_database(check_schema=False, create=not check) as database:
         dsn = app.settings.database.direct_url or database.dsn

@@ -66,7 +66,7 @@ def demo(seed: int, sends: int, as_json: bool) -> None:
 
 
 def _require_postgres() -> None:
-    from reconciler.binaries import find_binaries
+    from reconciler.database.binaries import find_binaries
 
     try:
         find_binaries()

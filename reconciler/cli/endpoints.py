@@ -16,7 +16,7 @@ from reconciler.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reconciler.endpoints import Endpoint, Step
+    from reconciler.upkeep.endpoints import Endpoint, Step
     from webhooks.provider import Feed
 
 UNKNOWN_URL: Final = "<receiver.public_url>/webhooks/{feed}"
@@ -111,7 +111,7 @@ async def _found(app: App, feed: str | None) -> list[Endpoint]:
 
 async def _inspected(app: App, feed: str | None, stack: AsyncExitStack) -> list[Endpoint]:
     """Look at the webhook of one feed, or of all whose providers can be asked. The stack keeps the clients open."""
-    from reconciler.endpoints import inspect
+    from reconciler.upkeep.endpoints import inspect
     from webhooks.api import open_api
 
     found = []
@@ -133,7 +133,7 @@ def _url(app: App, feed: str) -> str:
 
 async def _applied(app: App, feed: str | None, dry_run: bool, *, quiet: bool) -> list[Step]:
     """Make the changes, feed by feed, and return how each went."""
-    from reconciler.endpoints import Step, make
+    from reconciler.upkeep.endpoints import Step, make
 
     steps = []
     async with AsyncExitStack() as stack:

@@ -13,7 +13,7 @@ from reconciler.cli.root import App, Command, Failed, feed_text, json_option, si
 from reconciler.cli.text import say, say_json, say_table
 
 if TYPE_CHECKING:
-    from reconciler.importing import Format, Imported
+    from reconciler.filling.importing import Format, Imported
     from webhooks.database import BoundedPool
 
 
@@ -55,7 +55,7 @@ def import_(app: App, file: BinaryIO, form: Format, feed: str | None, dry_run: b
 async def _imported(
     app: App, pool: BoundedPool, file: BinaryIO, form: Format, feed: str | None, dry_run: bool
 ) -> Imported:
-    from reconciler.importing import import_sends, read_sends
+    from reconciler.filling.importing import import_sends, read_sends
 
     with ExitStack() as stack:
         size = size_of(file)

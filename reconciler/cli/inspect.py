@@ -28,10 +28,10 @@ from reconciler.cli.text import printable, say, say_json, say_table, when
 from reconciler.units import roughly
 
 if TYPE_CHECKING:
-    from reconciler.findings import Finding
-    from reconciler.outlook import Outlook
-    from reconciler.status import Status
-    from reconciler.why import Story
+    from reconciler.insight.findings import Finding
+    from reconciler.insight.status import Status
+    from reconciler.insight.why import Story
+    from reconciler.rule.outlook import Outlook
     from webhooks.database import BoundedPool
 
 
@@ -62,7 +62,7 @@ def status(app: App, check: bool, feed: str | None, as_json: bool) -> None:
     written; where this month or the next has no partition; where clocks differ by more than 30 s; where a pooler has no
     database.direct_url beside it; and where the settings hold a warning.
     """
-    from reconciler.status import read_status
+    from reconciler.insight.status import read_status
 
     async def work(pool: BoundedPool) -> Status:
         async with pool.acquire() as connection:
@@ -70,7 +70,7 @@ def status(app: App, check: bool, feed: str | None, as_json: bool) -> None:
                 await app.check_feed(connection, feed)
             return await read_status(connection, app.settings, lambda: datetime.now(UTC), feed)
 
-    from reconciler.findings import judge
+    from reconciler.insight.findings import judge
 
     found = app.with_database(work, create=False)
     findings = list(judge(found, app.settings))
@@ -202,7 +202,7 @@ def why(app: App, key: str, show_recipient: bool, as_json: bool) -> None:
     KEY is a send key or a wire key. Exits with 1 where no send has it, and says whether events do.
     """
     from reconciler import composition
-    from reconciler.why import tell
+    from reconciler.insight.why import tell
 
     policies = composition.policies(app.settings)
     story = app.with_database(lambda pool: tell(pool, policies, key, show_recipient=show_recipient), create=False)
@@ -215,7 +215,7 @@ def why(app: App, key: str, show_recipient: bool, as_json: bool) -> None:
 
 
 def _say_story(key: str, story: Story, *, traced: bool) -> None:
-    from reconciler.tracing import trace_id
+    from reconciler.sending.tracing import trace_id
 
     say(f"key       {key}")
     if story.wire_key != key:
@@ -349,7 +349,7 @@ def _warn(app: App) -> None:
 
 
 def _say_timetable(app: App, feed: str | None, message_class: str, as_json: bool) -> None:
-    from reconciler.timetable import timetable
+    from reconciler.insight.timetable import timetable
 
     if feed is None:
         raise click.UsageError("--class needs --feed: the rules of a class depend on the feed")

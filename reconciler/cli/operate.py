@@ -26,7 +26,7 @@ from reconciler.cli.text import say, say_json, say_table
 if TYPE_CHECKING:
     import asyncpg
 
-    from reconciler.connection import Connection
+    from reconciler.database.connection import Connection
     from webhooks.database import BoundedPool
 
 NOT_DONE: Final = ("refused", "unknown_key")
@@ -155,7 +155,7 @@ def pause(app: App, feed: str | None, reason: str, as_json: bool) -> None:
     """
 
     async def work(connection: Connection, name: str) -> bool:
-        from reconciler import feeds
+        from reconciler.passes import feeds
 
         await feeds.pause(connection, name, reason, operator())
         return True
@@ -178,7 +178,7 @@ def resume(app: App, feed: str | None, reason: str, as_json: bool) -> None:
     """
 
     async def work(connection: Connection, name: str) -> bool:
-        from reconciler import feeds
+        from reconciler.passes import feeds
 
         return await feeds.resume(connection, name, reason, operator())
 
@@ -186,7 +186,7 @@ def resume(app: App, feed: str | None, reason: str, as_json: bool) -> None:
 
 
 def _change_hold(app: App, feed: str | None, work: Callable[[Connection, str], Awaitable[bool]], as_json: bool) -> None:
-    from reconciler import feeds
+    from reconciler.passes import feeds
 
     async def run(pool: BoundedPool) -> tuple[bool, dict[str, str]]:
         async with pool.acquire() as connection:

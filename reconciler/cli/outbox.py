@@ -33,7 +33,7 @@ def list_(app: App, as_json: bool) -> None:
     Those that were given up come first (outbox.give_up_after; or the receiver answered 410). The rest is tried again by
     the daemon.
     """
-    from reconciler.outbox import undelivered
+    from reconciler.outbox.delivery import undelivered
 
     async def work(pool: BoundedPool) -> list[dict[str, Any]]:
         async with pool.acquire() as connection:
@@ -70,7 +70,7 @@ def retry(app: App, keys: tuple[str, ...], every: bool, as_json: bool) -> None:
 
     KEY is a send key or wire key. The daemon delivers them at once, under the ids that they had.
     """
-    from reconciler.outbox import retry as retry_dead
+    from reconciler.outbox.delivery import retry as retry_dead
 
     if bool(keys) == every:
         raise click.UsageError("name keys, or --all")

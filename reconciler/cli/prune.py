@@ -13,8 +13,8 @@ from reconciler.cli.text import iso, say, say_json, say_table
 from reconciler.units import format_duration
 
 if TYPE_CHECKING:
-    from reconciler.forgetting import Forgotten
-    from reconciler.retention_look import Pruned
+    from reconciler.upkeep.forgetting import Forgotten
+    from reconciler.upkeep.retention_look import Pruned
     from webhooks.database import BoundedPool
 
 
@@ -28,8 +28,9 @@ def prune(app: App, dry_run: bool, as_json: bool) -> None:
     The daemon does the same once a day. How long things are kept is set in [retention]. A month of events stays while a
     send that is undecided, released, or failed lately may need it: the send that holds it back is named.
     """
-    from reconciler import composition, retention
-    from reconciler.retention_look import ages_of, would_prune
+    from reconciler import composition
+    from reconciler.upkeep import retention
+    from reconciler.upkeep.retention_look import ages_of, would_prune
 
     ages = ages_of(app.settings.retention, composition.policies(app.settings).late_window)
 
@@ -76,7 +77,8 @@ def forget(app: App, recipient: str, dry_run: bool, as_json: bool) -> None:
     sent again under a key that was sent. Sends that are not decided yet keep what they need: run it again for them, and
     for events that come later. It reads all sends and events once.
     """
-    from reconciler import composition, forgetting
+    from reconciler import composition
+    from reconciler.upkeep import forgetting
 
     late_window = composition.policies(app.settings).late_window
 

@@ -12,7 +12,7 @@ from reconciler.cli.text import say, say_json, say_table
 from reconciler.errors import UserError
 
 if TYPE_CHECKING:
-    from reconciler.reconcile import Report
+    from reconciler.passes.reconcile import Report
     from webhooks.database import BoundedPool
 
 MOST_ROWS: Final = 100
@@ -49,9 +49,9 @@ async def _pass(
 ) -> tuple[Report, dict[str, str]]:
     """Return the report, and the send keys of the sends that it names by their wire keys."""
     from reconciler import composition
-    from reconciler.caps import caps_of, keep_caps
-    from reconciler.reconcile import Scope, look, run_pass
-    from reconciler.restore import Heart
+    from reconciler.campaigns.caps import caps_of, keep_caps
+    from reconciler.passes.reconcile import Scope, look, run_pass
+    from reconciler.passes.restore import Heart
 
     wire_key = None
     async with pool.acquire() as connection:

@@ -19,9 +19,9 @@ from reconciler.cli.text import say, say_json, say_table
 from reconciler.errors import UserError
 
 if TYPE_CHECKING:
-    from reconciler.drift import Drift
-    from reconciler.inventory import Looked, Overlaps, Senders
-    from reconciler.reports import RecordedDuplicate, UnknownEvents, Vanished
+    from reconciler.insight.drift import Drift
+    from reconciler.insight.inventory import Looked, Overlaps, Senders
+    from reconciler.insight.reports import RecordedDuplicate, UnknownEvents, Vanished
     from webhooks.database import BoundedPool
 
 MOST_ROWS: Final = 50
@@ -68,8 +68,8 @@ def duplicates(app: App, since: datetime, look: bool, feed: str | None, as_json:
     send that was given out again has several message ids, which proves nothing yet. The daemon looks every minute and
     records each once; a duplicate stops the feed's releases until reconciler resume.
     """
-    from reconciler.duplicates import look_at_retries
-    from reconciler.reports import recorded_duplicates
+    from reconciler.insight.duplicates import look_at_retries
+    from reconciler.insight.reports import recorded_duplicates
 
     async def work(pool: BoundedPool) -> list[RecordedDuplicate]:
         async with pool.acquire() as connection:
@@ -112,8 +112,8 @@ def vanished(app: App, since: datetime, older: timedelta, feed: str | None, as_j
     each side within an hour. A busy feed is sampled, at most 24,000 sends. The feed's grace counts where it is longer
     than --older. Nothing is ever sent again because of this.
     """
-    from reconciler.connection import database_clock
-    from reconciler.reports import old_enough, vanished_sends
+    from reconciler.database.connection import database_clock
+    from reconciler.insight.reports import old_enough, vanished_sends
 
     async def work(pool: BoundedPool) -> list[Vanished]:
         async with pool.acquire() as connection:
@@ -158,7 +158,7 @@ def unknown(app: App, since: datetime, feed: str | None, as_json: bool) -> None:
     Events without a key whose message id a send has are not counted: they are joined by it. At most 100,000 events are
     looked at.
     """
-    from reconciler.reports import unknown_events
+    from reconciler.insight.reports import unknown_events
 
     async def work(pool: BoundedPool) -> UnknownEvents:
         async with pool.acquire() as connection:
@@ -208,7 +208,7 @@ def drift(app: App, since: datetime, within: timedelta, limit: int, feed: str | 
     and fingerprint can be compared; of each feed at most the newest 50,000 are looked at. Then, sends that were asked
     for again more than ten minutes after they had been sent, or with other content: nothing was sent.
     """
-    from reconciler.drift import key_drift
+    from reconciler.insight.drift import key_drift
 
     async def work(pool: BoundedPool) -> Drift:
         async with pool.acquire() as connection:
@@ -263,7 +263,7 @@ def overlaps(app: App, since: datetime, within: timedelta, limit: int, feed: str
     most the newest 5,000 of a feed are looked at. What names no class is all of one class, `default`; what names no
     source is all of one, shown as -.
     """
-    from reconciler import inventory
+    from reconciler.insight import inventory
 
     async def work(pool: BoundedPool) -> Overlaps:
         async with pool.acquire() as connection:
@@ -307,7 +307,7 @@ def sources(app: App, since: datetime, limit: int, feed: str | None, as_json: bo
     was never given out is no mail. UNDECIDED is claimed, or free for another attempt. FIRST and LAST lie within the
     time looked at. Of each 24th part of it at most the newest 5,000 sends of a feed are looked at.
     """
-    from reconciler import inventory
+    from reconciler.insight import inventory
 
     async def work(pool: BoundedPool) -> Senders:
         async with pool.acquire() as connection:
@@ -336,7 +336,7 @@ def _say_senders(found: Senders) -> None:
 
 
 def _say_looked_at(looked_at: list[Looked]) -> None:
-    from reconciler.inventory import sampled
+    from reconciler.insight.inventory import sampled
 
     sends, compared = (sum(getattr(one, name) for one in looked_at) for name in ("sends", "with_recipient"))
     say(f"looked at {sends} sends, {compared} of them with a recipient")

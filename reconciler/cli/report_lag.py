@@ -14,7 +14,7 @@ from reconciler.cli.text import say, say_json, say_table
 from reconciler.errors import UserError
 
 if TYPE_CHECKING:
-    from reconciler.lag import Lag, Point
+    from reconciler.insight.lag import Lag, Point
     from webhooks.database import BoundedPool
 
 BAR: Final = 40
@@ -34,8 +34,8 @@ def lag(app: App, plot: Path | None, feed: str | None, as_json: bool) -> None:
     well around the send. The grace advised is the age at which 98 in 100 were heard of and the risk is at most
     max_risk; it is never shorter than makes sense with the provider.
     """
-    from reconciler.connection import database_clock
-    from reconciler.lag import read_lags
+    from reconciler.database.connection import database_clock
+    from reconciler.insight.lag import read_lags
 
     async def work(pool: BoundedPool) -> list[Lag]:
         async with pool.acquire() as connection:
@@ -56,7 +56,7 @@ def lag(app: App, plot: Path | None, feed: str | None, as_json: bool) -> None:
 
 
 def _draw(found: list[Lag], path: Path) -> None:
-    from reconciler.lag_plot import picture
+    from reconciler.insight.lag_plot import picture
 
     try:
         path.write_text(picture(found), "utf-8")

@@ -15,9 +15,9 @@ from reconciler.cli.root import App, Command, Failed, feed_text, json_option, ke
 from reconciler.cli.text import iso, say, say_json, say_table
 
 if TYPE_CHECKING:
-    from reconciler.backfill import Backfilled
-    from reconciler.lookup import LookedUp
-    from reconciler.replay import Source, Summary
+    from reconciler.filling.backfill import Backfilled
+    from reconciler.filling.replay import Source, Summary
+    from reconciler.passes.lookup import LookedUp
     from webhooks.database import BoundedPool
 
 _EARLIEST: Final = datetime(1990, 1, 1, tzinfo=UTC)
@@ -104,7 +104,7 @@ async def _replayed(
     app: App, pool: BoundedPool, source: Source, feed: str | None, verify: bool, dry_run: bool
 ) -> Summary:
     from reconciler import composition
-    from reconciler.replay import replay as replayed
+    from reconciler.filling.replay import replay as replayed
     from webhooks.fetch import open_fetch
 
     async with AsyncExitStack() as stack:
@@ -154,7 +154,7 @@ def backfill(app: App, feed: str, since: datetime, until: datetime | None, afres
     list nothing say so. What is there already is not stored twice; a run that was broken off is resumed. While it runs
     the feed's silence releases nothing.
     """
-    from reconciler.backfill import backfill as filled
+    from reconciler.filling.backfill import backfill as filled
     from reconciler.units import format_duration
     from webhooks.registry import PROVIDERS
 
@@ -193,7 +193,7 @@ def lookup(app: App, key: str, as_json: bool) -> None:
     was accepted and is found by the same kind of question. Needs the feed's api_key. Nothing is released by it.
     """
     from reconciler import composition
-    from reconciler.lookup import look_up_send
+    from reconciler.passes.lookup import look_up_send
 
     async def work(pool: BoundedPool) -> LookedUp:
         return await look_up_send(pool, composition.feeds(app.settings), key)

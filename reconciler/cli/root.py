@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from reconciler.composition import Database
-    from reconciler.settings import Settings
+    from reconciler.configuration.settings import Settings
     from webhooks.database import BoundedPool
     from webhooks.provider import Feed
 
@@ -70,7 +70,7 @@ class App:
 
     def read_settings(self) -> Settings:
         """Read the settings as they are written now. Raises ConfigError."""
-        from reconciler.settings import load_settings
+        from reconciler.configuration.settings import load_settings
         from webhooks.registry import PROVIDERS
 
         return load_settings(self.config, os.environ, PROVIDERS)
@@ -93,7 +93,7 @@ class App:
     @property
     def settings_file(self) -> Path | None:
         """The file that the settings come from, None where there is none."""
-        from reconciler.settings_sources import DEFAULT_FILE, FILE_VARIABLE
+        from reconciler.configuration.sources import DEFAULT_FILE, FILE_VARIABLE
 
         named = self.config or (Path(os.environ[FILE_VARIABLE]) if os.environ.get(FILE_VARIABLE) else None)
         return named or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)

@@ -21,9 +21,9 @@ from reconciler.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reconciler.selftest import Heard, Marked
-    from reconciler.selftest_client import Trial
-    from reconciler.trial.promise import Tried
+    from reconciler.selftest.client import Trial
+    from reconciler.selftest.correlation import Heard, Marked
+    from reconciler.trial.outcome import Tried
     from webhooks.database import BoundedPool
     from webhooks.provider import Feed
 
@@ -63,7 +63,7 @@ def promises(app: App, as_json: bool) -> None:
 
 
 async def _until_told_to_stop(app: App) -> list[Tried]:
-    from reconciler.process import stop_on_signals, unless_stopped
+    from reconciler.serving.process import stop_on_signals, unless_stopped
 
     tried: list[Tried] = []
     async with AsyncExitStack() as stack:
@@ -140,7 +140,7 @@ def _seconds(duration: str, option: str) -> float:
 
 
 async def _tried(pool: BoundedPool, feed: Feed, command: Sequence[str], seconds: float, quiet: bool) -> list[Heard]:
-    from reconciler.selftest import listen, marked
+    from reconciler.selftest.correlation import listen, marked
 
     message = await marked(pool, feed)
     if command:
@@ -240,7 +240,7 @@ def client(context: click.Context, faults: tuple[str, ...], hold: str, command: 
 
 
 async def _try_out(command: Sequence[str], faults: Sequence[str], hold: float, quiet: bool) -> list[Trial]:
-    from reconciler.selftest_client import Trial, running
+    from reconciler.selftest.client import Trial, running
 
     trials = []
     for fault in faults:

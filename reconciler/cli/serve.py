@@ -13,7 +13,7 @@ import click
 from reconciler.cli.root import App, Command
 
 if TYPE_CHECKING:
-    from reconciler.daemon import Only
+    from reconciler.serving.daemon import Only
 
 
 @click.command(cls=Command, epilog="Example: reconciler --config reconciler.toml serve")
@@ -42,7 +42,7 @@ def serve(app: App, only: Only, workers: int, worker: int) -> None:
 
 
 def _serve_with_workers(app: App, count: int) -> None:
-    from reconciler.workers import WorkersEnded, serve_with_workers
+    from reconciler.serving.workers import WorkersEnded, serve_with_workers
 
     config = ["--config", str(app.config)] if app.config else []
     # -P: nothing is imported from the folder that this happens to be started in.
@@ -54,7 +54,7 @@ def _serve_with_workers(app: App, count: int) -> None:
 
 
 def _serve(app: App, only: Only, worker: int) -> None:
-    from reconciler import serving
+    from reconciler.serving import serve as process
 
     loop_factory = None
     if sys.platform != "win32":
@@ -63,7 +63,7 @@ def _serve(app: App, only: Only, worker: int) -> None:
         loop_factory = uvloop.new_event_loop
         _allow_connections()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(serving.serve(app.settings, only, app.read_settings, worker))
+        runner.run(process.serve(app.settings, only, app.read_settings, worker))
 
 
 def _allow_connections() -> None:

@@ -13,7 +13,7 @@ from reconciler.cli.root import App, Command, Failed, Root, json_option, key_tex
 from reconciler.cli.text import say, say_json, say_table
 
 if TYPE_CHECKING:
-    from reconciler.suppression import Imported, Suppressed
+    from reconciler.campaigns.suppression import Imported, Suppressed
     from webhooks.database import BoundedPool
 
 MOST: Final = 1000
@@ -35,8 +35,8 @@ def import_(app: App, file: BinaryIO, as_json: bool) -> None:
     email); a reason may stand beside it. Bad lines are named by number and passed over, and then the exit status is
     1. Campaigns that are running see it at once.
     """
-    from reconciler import suppression
-    from reconciler.campaign_file import read_lines
+    from reconciler.campaigns import suppression
+    from reconciler.campaigns.file import read_lines
 
     source = PurePath(str(getattr(file, "name", "-"))).name
 
@@ -61,7 +61,7 @@ def import_(app: App, file: BinaryIO, as_json: bool) -> None:
 @click.pass_obj
 def add(app: App, addresses: tuple[str, ...], reason: str | None, as_json: bool) -> None:
     """Add addresses. Campaigns that are running see it at once."""
-    from reconciler import suppression
+    from reconciler.campaigns import suppression
 
     n = app.with_database(lambda pool: suppression.add(pool, addresses, reason, operator()))
     _say_counts(as_json, added=n, known=len(addresses) - n)
@@ -73,7 +73,7 @@ def add(app: App, addresses: tuple[str, ...], reason: str | None, as_json: bool)
 @click.pass_obj
 def remove(app: App, addresses: tuple[str, ...], as_json: bool) -> None:
     """Take addresses from the list. A campaign that left them out gets them by loading its file again."""
-    from reconciler import suppression
+    from reconciler.campaigns import suppression
 
     n = app.with_database(lambda pool: suppression.remove(pool, addresses), create=False)
     _say_counts(as_json, removed=n, unknown=len(addresses) - n)
@@ -95,7 +95,7 @@ def list_(app: App, after: str, as_json: bool) -> None:
 
     A thousand entries at a time.
     """
-    from reconciler import suppression
+    from reconciler.campaigns import suppression
 
     async def work(pool: BoundedPool) -> tuple[Counter[str], list[Suppressed]]:
         return await suppression.counts(pool), await suppression.listed(pool, MOST, after.lower())

@@ -30,7 +30,7 @@ def trigger(app: App, kind: str, feed: str, keys: tuple[str, ...], url: str | No
     KIND is delivered, bounced ..., or the provider's own name of an event; a wrong one lists what there is. Samples are
     signed with the feed's first secret, where the provider's scheme lets anybody who has it sign.
     """
-    from reconciler.trigger import post_samples, receiver_url
+    from reconciler.selftest.trigger import post_samples, receiver_url
 
     target = app.feed(feed)
     base = (url or receiver_url(app.settings)).rstrip("/")

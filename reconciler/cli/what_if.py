@@ -18,8 +18,8 @@ from reconciler.cli.root import App, Command, feed_text, json_option
 from reconciler.cli.text import iso, say, say_json, say_table
 
 if TYPE_CHECKING:
-    from reconciler.reconcile import Policies
-    from reconciler.what_if import Replay, Tally
+    from reconciler.insight.what_if import Replay, Tally
+    from reconciler.passes.reconcile import Policies
     from webhooks.database import BoundedPool
 
 HEADER: Final = (
@@ -53,7 +53,7 @@ def what_if(app: App, rules: Path | None, since: datetime, feed: str | None, as_
     Not replayed: holds, refused deliveries, budgets, canaries, look-ups, sends that were answered after submit_by and
     that no pass had judged, what retention has dropped. Environment variables win over FILE, as in a daemon.
     """
-    from reconciler.what_if import what_if as replayed
+    from reconciler.insight.what_if import what_if as replayed
 
     policies = _policies(app, rules)
 
@@ -80,7 +80,7 @@ def what_if(app: App, rules: Path | None, since: datetime, feed: str | None, as_
 def _policies(app: App, rules: Path | None) -> Policies:
     """Return the present settings' policies with the rules of another file. Raises ConfigError."""
     from reconciler import composition
-    from reconciler.settings import load_settings
+    from reconciler.configuration.settings import load_settings
     from webhooks.registry import PROVIDERS
 
     present = composition.policies(app.settings)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from reconciler.settings_tables import RuleSettings
+from reconciler.configuration.tables import RuleSettings
 from webhooks.database import BoundedPool
 
 

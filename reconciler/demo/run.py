@@ -15,11 +15,11 @@ import aiohttp
 
 from reconciler import composition
 from reconciler.breakable import Esp, Fates, Telling, Webhook, esp
+from reconciler.configuration.settings import Settings
 from reconciler.demo import stand
 from reconciler.demo.counting import Counted, Figures, counted, duplicates_among, held_arrived, read_ledger
 from reconciler.demo.ways import CALM, Caller, key_of, naive_retry, never_retry, reconciled, send_released
-from reconciler.settings import Settings
-from reconciler.why import Story, tell
+from reconciler.insight.why import Story, tell
 from webhooks.database import BoundedPool
 
 RATE: Final = 60.0

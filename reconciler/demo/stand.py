@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Final
 
 from reconciler import composition
-from reconciler.daemon import Daemon
-from reconciler.postgres import EmbeddedPostgres
-from reconciler.process import take_ports, urls_of
-from reconciler.settings import Settings
-from reconciler.settings_tables import (
+from reconciler.configuration.settings import Settings
+from reconciler.configuration.tables import (
     DatabaseSettings,
     FeedRuleSettings,
     FeedSettings,
     ReceiverSettings,
     ReconcileSettings,
 )
+from reconciler.database.postgres import EmbeddedPostgres
+from reconciler.serving.daemon import Daemon
+from reconciler.serving.process import take_ports, urls_of
 from webhooks.database import BoundedPool
 from webhooks.fetch import open_fetch
 from webhooks.receiver import make_runner

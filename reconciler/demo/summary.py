@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from reconciler.configuration.tables import RuleSettings
 from reconciler.demo.counting import Counted, Figures
 from reconciler.demo.ways import CALM
-from reconciler.history import ENOUGH, STRESS
-from reconciler.in_words import GIVEN_UP, WAITS_FOR, percent
-from reconciler.limits import LEAST_CANARY
-from reconciler.risk import A_SIDE, REPORTED
-from reconciler.settings_tables import RuleSettings
+from reconciler.insight.why import Story
+from reconciler.rule.history import ENOUGH, STRESS
+from reconciler.rule.in_words import GIVEN_UP, WAITS_FOR, percent
+from reconciler.rule.limits import LEAST_CANARY
+from reconciler.rule.risk import A_SIDE, REPORTED
 from reconciler.units import format_duration
-from reconciler.why import Story
 
 
 @dataclass(frozen=True, slots=True)

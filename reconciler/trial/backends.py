@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from reconciler.trial.promise import NotTried
+from reconciler.trial.outcome import NotTried
 
 PATIENCE: Final = 20.0
 """Seconds that a condition is waited for."""

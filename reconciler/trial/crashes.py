@@ -11,7 +11,8 @@ from typing import Final
 
 from reconciler.breakable.fate import Fate
 from reconciler.trial.backends import gone
-from reconciler.trial.promise import Count, Promise
+from reconciler.trial.outcome import Count
+from reconciler.trial.promise import Promise
 from reconciler.trial.sender import (
     AFTER_CLAIM,
     AFTER_CONFIRM,

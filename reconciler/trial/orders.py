@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from reconciler.trial.promise import Count, Promise
+from reconciler.trial.outcome import Count
+from reconciler.trial.promise import Promise
 from reconciler.trial.sender import AFTER_CLAIM, BEFORE_CONFIRM
 from reconciler.trial.stage import LOCK_ROW, STORED, UNHURRIED, Stage
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from reconciler.histories import Histories
-from reconciler.limits import Limit
-from reconciler.policy import Rules
-from reconciler.reconcile import Policies, Scope, run_pass
+from reconciler.passes.histories import Histories
+from reconciler.passes.reconcile import Policies, Scope, run_pass
+from reconciler.rule.limits import Limit
+from reconciler.rule.policy import Rules
 from reconciler.trial.job import Job, do
 from webhooks.database import connect_pool
 

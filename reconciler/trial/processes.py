@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Literal
 
 from reconciler.trial.job import Job
-from reconciler.trial.promise import NotTried
+from reconciler.trial.outcome import NotTried
 
 SECONDS: Final = 30.0
 """How long a step is waited for: starting Python takes long where the machine is busy."""

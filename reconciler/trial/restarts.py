@@ -10,9 +10,10 @@ from functools import partial
 from typing import Final
 
 from reconciler.trial.backends import cut, cut_all, gone, until
+from reconciler.trial.outcome import Count, NotTried
 from reconciler.trial.passing import GIVE_UP_AFTER
 from reconciler.trial.processes import Worker
-from reconciler.trial.promise import Count, NotTried, Promise
+from reconciler.trial.promise import Promise
 from reconciler.trial.sender import BEFORE_CONFIRM
 from reconciler.trial.stage import LOCK_ROW, SAME_ROW, STORED, UNHURRIED, Stage
 

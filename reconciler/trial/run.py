@@ -16,9 +16,10 @@ from reconciler import composition
 from reconciler.breakable import esp
 from reconciler.trial import crashes, orders, restarts
 from reconciler.trial.job import Job
+from reconciler.trial.outcome import NotTried, Result, Tried
 from reconciler.trial.passing import policies
 from reconciler.trial.processes import working
-from reconciler.trial.promise import NotTried, Promise, Result, Tried
+from reconciler.trial.promise import Promise
 from reconciler.trial.receiving import SERVING
 from reconciler.trial.scratch import Scratch
 from reconciler.trial.sender import PROVIDER

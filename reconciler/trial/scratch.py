@@ -17,8 +17,8 @@ from urllib.parse import parse_qsl, urlencode
 
 import asyncpg
 
+from reconciler.database.migrate import migrate
 from reconciler.errors import DatabaseUnavailable, UserError, describe_connection_error
-from reconciler.migrate import migrate
 from webhooks.database import is_behind_pooler
 
 PREFIX: Final = "reconciler_selftest_"

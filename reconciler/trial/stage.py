@@ -16,12 +16,12 @@ import asyncpg
 
 from reconciler import guard
 from reconciler.breakable import Esp
-from reconciler.reconcile import Policies, Scope, run_pass
+from reconciler.passes.reconcile import Policies, Scope, run_pass
 from reconciler.trial.backends import PATIENCE, POLL, holding, until, waiter
 from reconciler.trial.job import Job
+from reconciler.trial.outcome import Count
 from reconciler.trial.passing import WHO
 from reconciler.trial.processes import Worker, working
-from reconciler.trial.promise import Count
 from reconciler.trial.receiving import SERVING, feeds
 from reconciler.trial.scratch import Scratch
 from reconciler.trial.sender import MESSAGE, PROVIDER

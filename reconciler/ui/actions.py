@@ -16,10 +16,10 @@ import structlog
 from aiohttp import web
 from multidict import MultiDict
 
-from reconciler import feeds, restore
-from reconciler.connection import Connection
-from reconciler.idempotency_store import AWAY
-from reconciler.sends_routes import DECIDE, RELEASE
+from reconciler.api.routes import DECIDE, RELEASE
+from reconciler.database.connection import Connection
+from reconciler.passes import feeds, restore
+from reconciler.sending.idempotency_store import AWAY
 from reconciler.ui.claims import Wanted, read_claims, wire_key_of
 from reconciler.ui.data import Data
 from reconciler.ui.forms import FORM, key_of, reason_of

@@ -18,8 +18,8 @@ import structlog
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from reconciler.idempotency_store import AWAY
-from reconciler.settings import Settings
+from reconciler.configuration.settings import Settings
+from reconciler.sending.idempotency_store import AWAY
 from reconciler.ui.actions import Actions
 from reconciler.ui.data import Data
 from reconciler.ui.forms import FORM, is_of, read_form

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from reconciler.connection import Connection, database_clock
+from reconciler.database.connection import Connection, database_clock
 
 STATES: Final = ("held", "claimed", "released", "capped", "pending", "failed")
 """As `reconciler status` calls them, and failed."""

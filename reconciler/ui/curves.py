@@ -11,8 +11,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from reconciler.lag import Lag, Point
-from reconciler.lag_plot import curve
+from reconciler.insight.lag import Lag, Point
+from reconciler.insight.lag_plot import curve
 from reconciler.ui.render import Table, table, visible
 from reconciler.units import format_duration, roughly
 

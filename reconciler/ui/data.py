@@ -12,10 +12,10 @@ from typing import Final
 import asyncpg
 
 from reconciler import composition
-from reconciler.connection import Connection
-from reconciler.settings import Settings
-from reconciler.status import Status, read_status
-from reconciler.why import Story, tell
+from reconciler.configuration.settings import Settings
+from reconciler.database.connection import Connection
+from reconciler.insight.status import Status, read_status
+from reconciler.insight.why import Story, tell
 from webhooks.database import BoundedPool
 
 UI_CONNECTIONS: Final = 3

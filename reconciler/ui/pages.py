@@ -12,13 +12,10 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from reconciler.connection import database_clock
-from reconciler.feeds import ALL_FEEDS
-from reconciler.findings import judge
-from reconciler.in_words import WAITS_FOR
-from reconciler.lag import read_lags
-from reconciler.outlook import Outlook
-from reconciler.reports import (
+from reconciler.database.connection import database_clock
+from reconciler.insight.findings import judge
+from reconciler.insight.lag import read_lags
+from reconciler.insight.reports import (
     MOST_EVENTS,
     VANISHED_SINCE,
     RecordedDuplicate,
@@ -29,14 +26,17 @@ from reconciler.reports import (
     unknown_events,
     vanished_sends,
 )
-from reconciler.status import Status, Undecided
+from reconciler.insight.status import Status, Undecided
+from reconciler.insight.why import Story
+from reconciler.passes.feeds import ALL_FEEDS
+from reconciler.rule.in_words import WAITS_FOR
+from reconciler.rule.outlook import Outlook
 from reconciler.ui.claims import STATES, Place, Wanted, read_claims, read_passes
 from reconciler.ui.curves import curves
 from reconciler.ui.data import Data
 from reconciler.ui.forms import key_of
 from reconciler.ui.render import SEND, Code, Link, Renderer, Sends, Table, percent_of, redacted, table, whole
 from reconciler.units import roughly
-from reconciler.why import Story
 
 PAGE: Final = 50
 """Rows of a list."""

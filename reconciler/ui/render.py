@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from reconciler.findings import Finding
+from reconciler.insight.findings import Finding
 from reconciler.logs import Redactor
 from reconciler.ui.viewers import Viewer
 from reconciler.units import roughly

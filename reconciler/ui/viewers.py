@@ -23,9 +23,9 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from reconciler.sends_http import callers
-from reconciler.settings import Settings
-from reconciler.settings_tables import ApiSettings, UiSettings
+from reconciler.api.application import callers
+from reconciler.configuration.settings import Settings
+from reconciler.configuration.tables import ApiSettings, UiSettings
 from reconciler.tokens import Scope, Tokens, hash_of
 
 COOKIE: Final = "reconciler_session"

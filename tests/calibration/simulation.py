@@ -12,8 +12,8 @@ from heapq import heapify, heappop, heappush
 from random import Random
 from typing import Final
 
-from reconciler import history, risk
-from reconciler.policy import Action, FeedView, Heard, Row, Rules, Verdict, Witness, decide
+from reconciler.rule import history, risk
+from reconciler.rule.policy import Action, FeedView, Heard, Row, Rules, Verdict, Witness, decide
 
 from .view import MINUTE, View
 from .worlds import ABSENT, ACCEPTED, CONTROL, HOUR, LOST, Sends, World, sends

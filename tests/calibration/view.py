@@ -15,7 +15,7 @@ from itertools import pairwise
 from random import Random
 from typing import Final
 
-from reconciler import history, risk
+from reconciler.rule import history, risk
 
 from .worlds import CONTROL, HOUR, LOST, USUAL_AMBIGUOUS, Group, Sends, World
 

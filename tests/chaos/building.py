@@ -20,7 +20,7 @@ from places import parent_folder
 from serving import LIMIT, ROOT, environment
 
 from reconciler.breakable import Fates, Telling, Webhook, esp
-from reconciler.postgres import EmbeddedPostgres
+from reconciler.database.postgres import EmbeddedPostgres
 
 from .commit_points import Points, Trap
 from .machine import Clock, Disk, Pooler

@@ -11,7 +11,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from reconciler.binaries import accounts, find_binaries
+from reconciler.database.binaries import accounts, find_binaries
 
 from .processes import PAUSE, Postgres
 

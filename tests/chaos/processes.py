@@ -19,8 +19,8 @@ import aiohttp
 import asyncpg
 from serving import ROOT, Server, free_port, start
 
+from reconciler.database.postgres import EmbeddedPostgres
 from reconciler.errors import DatabaseUnavailable
-from reconciler.postgres import EmbeddedPostgres
 from webhooks.writer import FAILURES
 
 from .jobs import Jobs

@@ -18,10 +18,10 @@ from prometheus_client import REGISTRY, generate_latest
 from snippets import block
 
 from reconciler.cli.commands import cli
-from reconciler.daemon import DRAIN_SECONDS
-from reconciler.grants import KINDS
-from reconciler.health import Health
+from reconciler.database.grants import KINDS
 from reconciler.otel import CLOSE_SECONDS
+from reconciler.serving.daemon import DRAIN_SECONDS
+from reconciler.serving.health import Health
 from webhooks.database import ACQUIRE_SECONDS
 
 OURS = ("ServiceMonitor", "PrometheusRule", "ExternalSecret")

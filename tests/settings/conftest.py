@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from reconciler.configuration.settings import ConfigError, load_settings
 from reconciler.errors import UserError
-from reconciler.settings import ConfigError, load_settings
 from webhooks.registry import PROVIDERS
 
 

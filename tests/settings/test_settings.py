@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 from contract import CONTRACT
 
-from reconciler.policy import Rules
-from reconciler.settings import ConfigError, Settings, load_settings
+from reconciler.configuration.settings import ConfigError, Settings, load_settings
+from reconciler.rule.policy import Rules
 from webhooks.registry import PROVIDERS
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from contract import CONTRACT
 
-from reconciler.settings import Settings
+from reconciler.configuration.settings import Settings
 
 
 @pytest.mark.parametrize(

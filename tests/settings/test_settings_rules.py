@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from reconciler.limits import Limit
+from reconciler.rule.limits import Limit
 
 MINUTE = timedelta(minutes=1)
 

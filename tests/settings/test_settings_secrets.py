@@ -12,7 +12,7 @@ from contract import CONTRACT
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from reconciler.settings_values import masked_url
+from reconciler.configuration.values import masked_url
 
 
 def test_a_secret_may_lie_in_a_file_or_a_variable(load, tmp_path):

@@ -16,8 +16,8 @@ import asyncpg
 import structlog
 import uvloop
 
+from reconciler.database.postgres import EmbeddedPostgres
 from reconciler.errors import DatabaseUnavailable
-from reconciler.postgres import EmbeddedPostgres
 
 from . import truth
 from .audit import broken, losses

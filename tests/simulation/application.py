@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Final
 
-from reconciler.outbox import Outbox
-from reconciler.outbox_channels import Message, NotTaken, Send
+from reconciler.outbox.channels import Message, NotTaken, Send
+from reconciler.outbox.delivery import Outbox
 
 from . import truth
 from .feeds import LOST

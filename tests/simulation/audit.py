@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from reconciler.history import at_least
+from reconciler.rule.history import at_least
 
 from .course import BY_ITSELF
 from .world import GRACE, PLACES

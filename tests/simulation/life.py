@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from reconciler.migrate import migrate
+from reconciler.database.migrate import migrate
 from webhooks.database import connect_pool
 
 from . import clock, truth

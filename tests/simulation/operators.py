@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from reconciler.feeds import pause, resume
+from reconciler.passes.feeds import pause, resume
 
 from . import clock
 from .truth import Tick

@@ -7,9 +7,9 @@ import asyncio
 from datetime import timedelta
 from typing import Any, Final, Literal
 
-from reconciler.duplicates import look_at_events, look_at_retries
-from reconciler.histories import Histories
-from reconciler.reconcile import Policies, run_pass
+from reconciler.insight.duplicates import look_at_events, look_at_retries
+from reconciler.passes.histories import Histories
+from reconciler.passes.reconcile import Policies, run_pass
 from webhooks.database import connect_pool
 
 from . import clock

@@ -10,8 +10,8 @@ from functools import cached_property
 from random import Random
 from typing import Final, Literal, NamedTuple
 
-from reconciler.limits import Limit
-from reconciler.policy import Rules
+from reconciler.rule.limits import Limit
+from reconciler.rule.policy import Rules
 from webhooks.event import wire_key
 
 BEGIN: Final = datetime(2026, 1, 31, 18, tzinfo=UTC)

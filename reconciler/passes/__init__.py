@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pass over what is undecided: evidence first, then what each row is worth by the rule, then the ledger."""
