@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 from kit import claim, confirm, event, heard_neighbours, make_older, old_claim, reconcile, stored_delivery
+from snippets import block
 
 from reconciler.configuration.settings import Settings
 from reconciler.insight.findings import Finding, judge
@@ -269,6 +270,17 @@ async def test_a_missing_partition_needs_a_person(db: asyncpg.Pool) -> None:
     (found,) = await findings(db)
     assert found.code == "partition"
     await db.fetch("SELECT provider_event_make_partitions()")  # what the finding advises
+    assert await codes(db) == []
+
+
+async def test_text_that_sorts_otherwise_than_its_indexes_needs_a_person(db: asyncpg.Pool) -> None:
+    name = await db.fetchval("SELECT current_database()")
+    await db.execute("UPDATE pg_database SET datcollversion = 'older' WHERE datname = $1", name)
+    (found,) = await findings(db)
+    assert (found.code, found.needs_person) == ("collation", True)
+    advised = block("docs/operating.md", "sql", "REINDEX DATABASE")
+    for statement in advised.replace("mail", name).split(";")[:-1]:
+        await db.execute(statement)
     assert await codes(db) == []
 
 

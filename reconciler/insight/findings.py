@@ -224,6 +224,12 @@ def _judge_database(status: Status, settings: Settings) -> Iterator[Finding]:
             f"provider_event has no partition for {' and '.join(status.missing_months)}",
             'run reconciler psql -c "SELECT provider_event_make_partitions()", and see why the daemon did not',
         )
+    if status.collation_changed:
+        yield Finding(
+            "collation",
+            "PostgreSQL's system sorts text otherwise than when the indexes were built, so that a send may get two rows",
+            'stop senders and passes, and rebuild them (see docs/operating.md, "A new system below the database")',
+        )
     if abs(status.clock_skew) > SKEW:
         ahead = "ahead of" if status.clock_skew > timedelta(0) else "behind"
         yield Finding(

@@ -154,6 +154,8 @@ class Status:
     clock_skew: timedelta
     """How far the database's clock is ahead of this host's."""
     pooler: bool
+    collation_changed: bool
+    """The system below the server sorts text otherwise than when the indexes were built."""
     hashed_recipients: bool
     """No address is stored: recipients are, hashed."""
     citus: Layout | None
@@ -186,12 +188,17 @@ async def read_status(
         heartbeat_at=await connection.fetchval(HEARTBEAT),
         clock_skew=skew,
         pooler=await is_behind_pooler(connection),
+        collation_changed=await connection.fetchval(COLLATION_CHANGED),
         hashed_recipients=await connection.fetchval(HASHED_RECIPIENTS),
         citus=await read_layout(connection),
     )
 
 
 HEARTBEAT: Final = "SELECT heartbeat_at FROM feed_state WHERE feed = '*' AND suspect_at IS NULL"
+COLLATION_CHANGED: Final = """
+SELECT coalesce(datcollversion <> pg_database_collation_actual_version(oid), false)
+FROM pg_database WHERE datname = current_database()
+"""
 # Told by what hashes them: whoever may only read the reports doesn't read the salt.
 HASHED_RECIPIENTS: Final = """
 SELECT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = 'send_log'::regclass AND tgname = 'without_addresses')
