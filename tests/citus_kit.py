@@ -9,10 +9,8 @@ import os
 import pkgutil
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -83,14 +81,6 @@ class Cluster:
         known = [f"SELECT citus_add_node('{server.root / 'sock'}', {PORT})" for server in self.workers]
         coordinator = f"SELECT citus_set_coordinator_host('{self.coordinator.root / 'sock'}', {PORT})"
         await execute(self.coordinator.dsn(name), coordinator, *known)
-
-
-def kill(server: EmbeddedPostgres) -> None:
-    """Let a server die without a word, and wait until none of its processes is left."""
-    os.kill(int((server.data / "postmaster.pid").read_text().split()[0]), signal.SIGQUIT)
-    while (free := server._no_server()) is None:
-        time.sleep(0.01)
-    os.close(free)
 
 
 @contextmanager

@@ -85,8 +85,10 @@ SELECT greatest((SELECT count(*) FROM (SELECT FROM send_log LIMIT $1) AS s),
                 (SELECT count(*) FROM (SELECT FROM provider_event LIMIT $1) AS e))
 """
 SETTINGS: Final = "SELECT set_config('citus.shard_count', $1::int::text, true)"
-WITHOUT_OUTBOX: Final = """
+WITHOUT_TRIGGERS: Final = """
 DROP TRIGGER IF EXISTS send_tell ON send_log;
+DROP TRIGGER IF EXISTS be_durable ON send_log;
+DROP TRIGGER IF EXISTS be_durable ON provider_event;
 ALTER TABLE installation ADD CONSTRAINT no_outbox_on_citus CHECK (cardinality(tell) = 0),
     ADD CONSTRAINT no_hashes_on_citus CHECK (recipient_salt IS NULL)
 """
@@ -108,7 +110,7 @@ async def distribute(connection: asyncpg.Connection, shards: int) -> None:
     """Distribute the tables in the caller's transaction, which looks for names in one schema. Raises UserError."""
     await _refuse(connection)
     await connection.execute(SETTINGS, shards)
-    await connection.execute(WITHOUT_OUTBOX)
+    await connection.execute(WITHOUT_TRIGGERS)
     for table in BY_WIRE_KEY:
         await connection.execute(DISTRIBUTE, table, "wire_key", "none" if table == "send_log" else "send_log")
     await connection.execute(DISTRIBUTE, BY_RECIPIENT, "recipient_key", "none")

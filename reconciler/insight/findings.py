@@ -227,7 +227,7 @@ def _judge_database(status: Status, settings: Settings) -> Iterator[Finding]:
     if status.collation_changed:
         yield Finding(
             "collation",
-            "PostgreSQL's system sorts text otherwise than when the indexes were built, so that a send may get two rows",
+            "the system below PostgreSQL sorts otherwise than when indexes were built, so that a send may get two rows",
             'stop senders and passes, and rebuild them (see docs/operating.md, "A new system below the database")',
         )
     if abs(status.clock_skew) > SKEW:
