@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What failed, exactly: whether a submission that raised can have reached the provider. Imports no client.
 
-`failure` reads exceptions of HTTP and SMTP clients and of SDKs, `answer` and its kin their answers (see `answered`).
+`failure` reads exceptions of HTTP and SMTP clients and SDKs, `answer` and its kin their answers (`sending.answered`).
 Not sent is said only where nothing of the message can have left: the connection was not made, or the answer says so.
 The block that submits must do nothing else: an error of another call in it can't be told from the provider's.
 `docs/failures.md` has it client by client.

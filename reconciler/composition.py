@@ -18,7 +18,7 @@ from reconciler.configuration.settings import Settings
 from reconciler.database import migrate
 from reconciler.database.postgres import EmbeddedPostgres
 from reconciler.distributed.statements import connection_class
-from reconciler.errors import DatabaseUnavailable, UserError, describe_connection_error
+from reconciler.errors import NO_DATABASE_URL, DatabaseUnavailable, UserError, describe_connection_error
 from reconciler.passes.histories import Histories
 from reconciler.passes.reconcile import Policies
 from reconciler.passes.second_witness import SecondWitness
@@ -116,7 +116,7 @@ async def _refuse_old_schema(dsn: str) -> None:
         if len(missing) == len(migrate.load()):
             raise UserError("the database has no schema yet: run reconciler migrate")
         raise UserError(
-            f"the database's schema is older than this program ({len(missing)} migrations are missing, the first is "
+            f"the database's schema is older than this program ({len(missing)} of its migrations missing, first "
             f"{missing[0]}): run reconciler migrate"
         )
 
@@ -128,7 +128,7 @@ LOCK_SECONDS: Final = 10.0
 def require_aws(setting: str) -> None:
     """Raise UserError where a setting needs AWS's client and it is not installed."""
     if find_spec("aiobotocore") is None:
-        raise UserError(f"{setting} needs an extra: pip install 'esp-reconciler[aws]'")
+        raise UserError(f"{setting} needs AWS's client: install the extra aws of esp-reconciler")
 
 
 async def close_pool(pool: BoundedPool) -> None:
@@ -152,5 +152,5 @@ async def open_pool(
             lock_seconds=lock_seconds,
             class_for=connection_class,
         )
-    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except (OSError, *NO_DATABASE_URL, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise DatabaseUnavailable(describe_connection_error(dsn, error)) from error

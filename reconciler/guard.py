@@ -40,6 +40,7 @@ from reconciler.sending.claims import (
     Released,
     Sending,
     Sent,
+    Told,
     as_claim,
     as_message_id,
     as_released,
@@ -132,7 +133,7 @@ async def claim(executor: Executor, key: str, feed: str, *, provider: str | None
     return claimed
 
 
-CONFIRM: Final = "SELECT outcome FROM send_confirm($1, $2, $3, $4::text::jsonb)"
+CONFIRM: Final = "SELECT outcome, reason FROM send_confirm($1, $2, $3, $4::text::jsonb)"
 
 
 async def confirm(executor: Executor, claimed: Claim, message_id: str | None, response: Any = None) -> Confirmed:
@@ -140,6 +141,12 @@ async def confirm(executor: Executor, claimed: Claim, message_id: str | None, re
 
     `message_id` is the provider's, as its answer gave it. `duplicate` means that another attempt was accepted too.
     """
+    return (await _confirmed(executor, claimed, message_id, response))[0]
+
+
+async def _confirmed(
+    executor: Executor, claimed: Claim, message_id: str | None, response: Any = None
+) -> tuple[Confirmed, str | None]:
     began = tracing.begin()
     refuse_transaction(executor)
     row = await executor.fetchrow(
@@ -147,7 +154,7 @@ async def confirm(executor: Executor, claimed: Claim, message_id: str | None, re
     )
     outcome: Confirmed = row["outcome"]
     tracing.confirmed(claimed, outcome, began)
-    return outcome
+    return outcome, row["reason"]
 
 
 FAIL: Final = "SELECT outcome FROM send_fail($1, $2, $3, $4)"
@@ -281,8 +288,8 @@ async def _recorded(executor: Executor, send: Sending) -> AsyncIterator[None]:
 
 
 async def _stored(executor: Executor, claimed: Claim, result: Result, error: Exception | None = None) -> Sent:
-    outcome = await until_told(partial(_report, executor, claimed, result), STORE_SECONDS)
-    return concluded(claimed, result, outcome, error)
+    told = await until_told(partial(_report, executor, claimed, result), STORE_SECONDS)
+    return concluded(claimed, result, told, error)
 
 
 async def until_told(report: Callable[[], Awaitable[_T]], seconds: float) -> _T | None:
@@ -315,10 +322,10 @@ async def _told(report: Callable[[], Awaitable[_T]]) -> _T | None:
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
-async def _report(executor: Executor, claimed: Claim, result: Result) -> Outcome:
+async def _report(executor: Executor, claimed: Claim, result: Result) -> Told:
     if result.meaning == "accepted":
-        return await confirm(executor, claimed, result.message_id)
-    return await fail(executor, claimed, result.reason, not_sent=NOT_SENT_BY[result.meaning])
+        return await _confirmed(executor, claimed, result.message_id)
+    return await fail(executor, claimed, result.reason, not_sent=NOT_SENT_BY[result.meaning]), None
 
 
 def refuse_transaction(executor: object) -> None:

@@ -26,8 +26,8 @@ from reconciler.sending.claims import (
     STORE_SECONDS,
     Claim,
     GuardError,
-    Outcome,
     Sent,
+    Told,
     as_claim,
     boot_time,
     check_call,
@@ -131,11 +131,11 @@ async def submit_claimed_many(executor: BatchExecutor, claims: Sequence[Claim], 
         error = raised
         results = results_of(claims, [failure(raised, claims[0].provider)])
     tracing.submitted_all(claims, results, began, error)
-    outcomes = await until_told(partial(_report, executor, claims, results), STORE_SECONDS) or {}
+    told = await until_told(partial(_report, executor, claims, results), STORE_SECONDS) or {}
     if error is not None and is_mistake(error):
         raise error
     return [
-        concluded(claimed, result, outcomes.get(claimed.send_key), error)
+        concluded(claimed, result, told.get(claimed.send_key), error)
         for claimed, result in zip(claims, results, strict=True)
     ]
 
@@ -145,26 +145,26 @@ async def _answered(submit: Submit, claims: Sequence[Claim]) -> list[Result]:
         return results_of(claims, await read_answers(await submit(claims), claims[0].provider))
 
 
-async def _report(executor: BatchExecutor, claims: Sequence[Claim], results: Sequence[Result]) -> dict[str, Outcome]:
+async def _report(executor: BatchExecutor, claims: Sequence[Claim], results: Sequence[Result]) -> dict[str, Told]:
     began = tracing.begin()
-    outcomes = {
+    told = {
         **await _confirm(executor, to_confirm(claims, results)),
         **await _fail(executor, to_fail(claims, results)),
     }
-    tracing.told_all(claims, results, outcomes, began)
-    return outcomes
+    tracing.told_all(claims, results, told, began)
+    return told
 
 
 CONFIRM: Final = """
-SELECT w.key, c.outcome FROM (
+SELECT w.key, c.outcome, c.reason FROM (
     SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[]) AS w(key, fence, message_id) ORDER BY wire_key(key)
 ) AS w CROSS JOIN LATERAL send_confirm(w.key, w.fence, w.message_id, '{}') AS c
 """
 
 
-async def _confirm(executor: BatchExecutor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:
+async def _confirm(executor: BatchExecutor, columns: Sequence[Sequence[Any]]) -> dict[str, Told]:
     rows = await executor.fetch(CONFIRM, *columns)
-    return {row["key"]: row["outcome"] for row in rows}
+    return {row["key"]: (row["outcome"], row["reason"]) for row in rows}
 
 
 FAIL: Final = """
@@ -175,6 +175,6 @@ SELECT w.key, c.outcome FROM (
 """
 
 
-async def _fail(executor: BatchExecutor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:
+async def _fail(executor: BatchExecutor, columns: Sequence[Sequence[Any]]) -> dict[str, Told]:
     rows = await executor.fetch(FAIL, *columns)
-    return {row["key"]: row["outcome"] for row in rows}
+    return {row["key"]: (row["outcome"], None) for row in rows}

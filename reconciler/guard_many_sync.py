@@ -16,8 +16,8 @@ from reconciler.sending.claims import (
     DEADLOCK_PAUSE,
     Claim,
     GuardError,
-    Outcome,
     Sent,
+    Told,
     as_claim,
     boot_time,
     check_call,
@@ -90,11 +90,11 @@ def _submitted(executor: Executor, submit: Submit, claims: Sequence[Claim]) -> d
         error = raised
         results = results_of(claims, [failure(raised, claims[0].provider)])
     tracing.submitted_all(claims, results, began, error)
-    outcomes = until_told(partial(_report, executor, claims, results)) or {}
+    told = until_told(partial(_report, executor, claims, results)) or {}
     if error is not None and is_mistake(error):
         raise error
     return {
-        claimed.send_key: concluded(claimed, result, outcomes.get(claimed.send_key), error)
+        claimed.send_key: concluded(claimed, result, told.get(claimed.send_key), error)
         for claimed, result in zip(claims, results, strict=True)
     }
 
@@ -105,19 +105,19 @@ def _answered(submit: Submit, claims: Sequence[Claim]) -> list[Result]:
     return results_of(claims, answers(submit(claims), claims[0].provider))
 
 
-def _report(executor: Executor, claims: Sequence[Claim], results: Sequence[Result]) -> dict[str, Outcome]:
+def _report(executor: Executor, claims: Sequence[Claim], results: Sequence[Result]) -> dict[str, Told]:
     began = tracing.begin()
-    outcomes = {
+    told = {
         **_confirm(executor, to_confirm(claims, results)),
         **_fail(executor, to_fail(claims, results)),
     }
-    tracing.told_all(claims, results, outcomes, began)
-    return outcomes
+    tracing.told_all(claims, results, told, began)
+    return told
 
 
-def _confirm(executor: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:
-    return {row["key"]: row["outcome"] for row in rows(executor, CONFIRM, *columns)}
+def _confirm(executor: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Told]:
+    return {row["key"]: (row["outcome"], row["reason"]) for row in rows(executor, CONFIRM, *columns)}
 
 
-def _fail(executor: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Outcome]:
-    return {row["key"]: row["outcome"] for row in rows(executor, FAIL, *columns)}
+def _fail(executor: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Told]:
+    return {row["key"]: (row["outcome"], None) for row in rows(executor, FAIL, *columns)}

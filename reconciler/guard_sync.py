@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sender's side for threads, over psycopg 3 (`pip install 'esp-reconciler[sync]'`). The same calls as in `guard`.
+"""The sender's side for threads, over psycopg 3 (the extra `sync`). The same calls as in `guard`.
 
     pool = psycopg_pool.ConnectionPool(dsn, kwargs={"autocommit": True})
 
@@ -21,9 +21,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
 
-from psycopg import Connection, RawCursor
-from psycopg.pq import TransactionStatus
-from psycopg.rows import dict_row
+try:
+    from psycopg import Connection, RawCursor
+    from psycopg.pq import TransactionStatus
+    from psycopg.rows import dict_row
+except ImportError as missing:
+    raise ImportError(f"guard_sync needs an extra ({missing}): install the extra sync of esp-reconciler") from missing
 
 from reconciler.classify import Result, answer, failure
 from reconciler.guard import CLAIM, CLAIM_RELEASED, CONFIRM, ENQUEUE, FAIL
@@ -39,11 +42,11 @@ from reconciler.sending.claims import (
     Failed,
     GuardError,
     NotSent,
-    Outcome,
     Rejected,
     Released,
     Sending,
     Sent,
+    Told,
     as_claim,
     as_message_id,
     as_released,
@@ -117,10 +120,17 @@ def claim(executor: Executor, key: str, feed: str, *, provider: str | None = Non
 
 def confirm(executor: Executor, claimed: Claim, message_id: str | None, response: Any = None) -> Confirmed:
     """Say that the provider took the message. As `guard.confirm`."""
+    return _confirmed(executor, claimed, message_id, response)[0]
+
+
+def _confirmed(
+    executor: Executor, claimed: Claim, message_id: str | None, response: Any = None
+) -> tuple[Confirmed, str | None]:
     began, said = tracing.begin(), (as_message_id(message_id), confirm_options(response))
-    outcome: Confirmed = _row(executor, CONFIRM, claimed.send_key, claimed.fence, *said)["outcome"]
+    row = _row(executor, CONFIRM, claimed.send_key, claimed.fence, *said)
+    outcome: Confirmed = row["outcome"]
     tracing.confirmed(claimed, outcome, began)
-    return outcome
+    return outcome, row["reason"]
 
 
 def fail(executor: Executor, claimed: Claim, reason: str, *, not_sent: bool | None) -> Failed:
@@ -208,8 +218,8 @@ def _recorded(executor: Executor, send: Sending) -> Iterator[None]:
 
 
 def _stored(executor: Executor, claimed: Claim, result: Result, error: Exception | None = None) -> Sent:
-    outcome = until_told(lambda: _report(executor, claimed, result))
-    return concluded(claimed, result, outcome, error)
+    told = until_told(lambda: _report(executor, claimed, result))
+    return concluded(claimed, result, told, error)
 
 
 def until_told(report: Callable[[], _T]) -> _T | None:
@@ -227,10 +237,10 @@ def until_told(report: Callable[[], _T]) -> _T | None:
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _report(executor: Executor, claimed: Claim, result: Result) -> Outcome:
+def _report(executor: Executor, claimed: Claim, result: Result) -> Told:
     if result.meaning == "accepted":
-        return confirm(executor, claimed, result.message_id)
-    return fail(executor, claimed, result.reason, not_sent=NOT_SENT_BY[result.meaning])
+        return _confirmed(executor, claimed, result.message_id)
+    return fail(executor, claimed, result.reason, not_sent=NOT_SENT_BY[result.meaning]), None
 
 
 def _row(executor: Executor, query: str, *args: object) -> dict[str, Any]:
@@ -256,4 +266,5 @@ def _committed(connection: Connection[Any], query: str, *args: object) -> list[d
 
 def _run(connection: Connection[Any], query: str, *args: object) -> list[dict[str, Any]]:
     with RawCursor(connection, row_factory=dict_row) as cursor:  # its placeholders are $1 ..., as in asyncpg
-        return cursor.execute(query.encode(), args).fetchall()
+        # psycopg reads written times in the ISO style only, and the database may write another.
+        return cursor.execute(query.encode(), args, binary=True).fetchall()

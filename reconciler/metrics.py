@@ -118,7 +118,7 @@ def note_pass(counts: Mapping[str, int], seconds: float) -> None:
     STATEMENTS_RETRIED.inc(counts.get("retried", 0))
 
 
-# The partial index over undecided rows finds them; each is read, and `figures` sees to it that many are read seldom.
+# The partial index over undecided rows finds them; `insight.figures` sees to it that many are read seldom.
 UNDECIDED: Final = """
 SELECT CASE WHEN held_reason IS NULL AND capped_until > statement_timestamp() THEN 'capped'
             WHEN released_at IS NOT NULL THEN 'released' ELSE state END AS state, coalesce(held_reason, '') AS held,
@@ -167,7 +167,7 @@ WITH lately AS (
     SELECT feed, n, last_at, outcome LIKE 'refused:%' AS refused, outcome = 'refused:missing' AS unsigned,
            max(last_at) FILTER (WHERE outcome = 'stored') OVER (PARTITION BY feed) AS stored_at
     FROM feed_delivery
-    WHERE minute > statement_timestamp() - interval '1 day'
+    WHERE minute > statement_timestamp() - interval '1 day' AND feed <> ''  -- strangers' names are no feed
 )
 SELECT feed, max(stored_at) AS stored_at, max(last_at) FILTER (WHERE refused) AS refused_at,
        coalesce(sum(n) FILTER (WHERE refused AND NOT unsigned AND last_at > coalesce(stored_at, '-infinity')), 0)::int

@@ -39,7 +39,7 @@ try:
     )
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as missing:
-    raise ImportError(f"tracing needs an extra ({missing}): pip install 'esp-reconciler[otel]'") from missing
+    raise ImportError(f"tracing needs an extra ({missing}): install the extra otel of esp-reconciler") from missing
 
 from reconciler.sending.tracing import RECORDERS, SPANS, Attributes, Noted, trace_number
 

@@ -81,6 +81,24 @@ def logs_as_found() -> Iterator[None]:
     logging.getLogger("aiohttp.server").filters.clear()
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where tests have their data folders."""
+    return tmp_path_factory.mktemp("homes")
+
+
+@pytest.fixture(autouse=True)
+def home_of_its_own(homes: Path) -> Iterator[None]:
+    """A data folder of the test's own, made when it is first written to.
+
+    The databases of a session are copies of one, so that they are one installation: the heartbeat that a daemon kept of
+    one test's would make those of later tests look restored from a backup.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_DATA_HOME", str(homes / uuid.uuid4().hex[:16]))
+        yield
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """Lets programs that the test starts hear Ctrl-C and hang-ups, even where pytest ignores them (nohup, `&`)."""
@@ -91,6 +109,10 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGHUP, closed)
 
 
+UTC_EVERYWHERE = ("ALTER SYSTEM SET timezone = 'UTC'", "SELECT pg_reload_conf()")
+"""Where a server has the zone of its machine, a day that a test goes back may have 23 hours."""
+
+
 @pytest.fixture(scope="session")
 def pg() -> Iterator[EmbeddedPostgres]:
     """The session's server; `pg.log_file` is its log."""
@@ -99,6 +121,8 @@ def pg() -> Iterator[EmbeddedPostgres]:
     root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     server = EmbeddedPostgres(root, fast=True)
     server.start()
+    for statement in UTC_EVERYWHERE:
+        asyncio.run(_execute(server.dsn(), statement))
     yield server
     server.stop()
     shutil.rmtree(root, ignore_errors=True)

@@ -112,7 +112,7 @@ async def old_claim(
 EVENT = """
 INSERT INTO provider_event (feed, message_id, event_id, partition_at, occurred_at, wire_key, kind, testimony, recipient,
                             reason, source)
-VALUES ($1, $2, $3, event_partition_at($4), $4, $5, $6, $7, $8, $9, 'http')
+VALUES ($1, $2, $3, event_partition_at($4), $4, $5, $6, $7, $8, $9, $10)
 ON CONFLICT DO NOTHING
 """
 
@@ -129,15 +129,16 @@ async def event(
     occurred_at: datetime | None = None,
     recipient: str | None = None,
     reason: str | None = None,
+    source: str = "http",
 ) -> None:
-    """Store what the receiver would store of one event."""
+    """Store what the receiver would store of one event, or what a look-up finds."""
     wire_key = await db.fetchval(
         "SELECT CASE WHEN $1::text IS NULL THEN stand_in_key($2, $3) ELSE wire_key($1) END", key, feed, message_id
     )
     at = occurred_at or await db.fetchval("SELECT clock_timestamp()")
-    await db.execute(
-        EVENT, feed, message_id, event_id or f"{kind}:{recipient}", at, wire_key, kind, testimony, recipient, reason
-    )
+    named = event_id or f"{kind}:{recipient}"
+    said = (wire_key, kind, testimony, recipient, reason, source)
+    await db.execute(EVENT, feed, message_id, named, at, *said)
 
 
 async def row(db: Any, key: str) -> asyncpg.Record:
@@ -249,9 +250,9 @@ SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wai
 """
 
 
-async def until_it_waits(db: Any, task: asyncio.Task[Any]) -> None:
-    """Wait on the server's own word that the task is blocked by a lock."""
+async def until_it_waits(db: Any, *tasks: asyncio.Task[Any]) -> None:
+    """Wait on the server's own word that the tasks are blocked by a lock."""
     async with asyncio.timeout(10):
-        while not await db.fetchval(WAITING_FOR_LOCK):
-            assert not task.done(), "it did not wait for the lock"
+        while await db.fetchval(WAITING_FOR_LOCK) < len(tasks):
+            assert not any(task.done() for task in tasks), "it did not wait for the lock"
             await asyncio.sleep(0.005)

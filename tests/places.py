@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -13,11 +14,18 @@ from reconciler.database.postgres import EmbeddedPostgres
 
 PREFIX = "esp-reconciler-tests-"
 
+ROOM = 2 * 1024**3
+"""Bytes: a session of eight processes, each with a cluster and the databases of a few tests."""
+
 
 def parent_folder() -> Path:
-    """A folder in memory where there is one: a database there is about eight times as quick to copy."""
+    """A folder in memory where there is room: a database there is about eight times as quick to copy.
+
+    Containers are given 64 MB by default, less than one cluster.
+    """
     memory = Path("/dev/shm")  # noqa: S108 - shared memory is meant
-    return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= ROOM
+    return memory if roomy else Path(tempfile.gettempdir())
 
 
 def let_die(server: EmbeddedPostgres) -> None:

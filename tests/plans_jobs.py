@@ -13,9 +13,8 @@ import asyncpg
 from plans_fill import AGAIN, BUSY, FEEDS, FIRST_FENCE, HEARD, HELD, RELEASED, RUNNING, SILENT, keys, numbers, wire_key
 
 from reconciler import campaign, guard, guard_many, metrics
-from reconciler.api import routes as sends_routes
-from reconciler.campaigns import caps
-from reconciler.campaigns import load as campaign_load
+from reconciler.api import routes
+from reconciler.campaigns import caps, load
 from reconciler.cli import operate, root
 from reconciler.cli import reconcile as cli_reconcile
 from reconciler.configuration.settings import Settings
@@ -23,7 +22,18 @@ from reconciler.database.connection import BEGINNING, Place
 from reconciler.filling import importing
 from reconciler.insight import duplicates, reports, status, why
 from reconciler.outbox import delivery as outbox
-from reconciler.passes import evidence, feeds, judging, ledger, lookup, outcomes, releasing, second_witness, shadow
+from reconciler.passes import (
+    by_hand,
+    evidence,
+    feeds,
+    judging,
+    ledger,
+    lookup,
+    outcomes,
+    releasing,
+    second_witness,
+    shadow,
+)
 from reconciler.passes.histories import Histories
 from reconciler.passes.ledger import Decided
 from reconciler.rule.limits import ALL_LIVE, Limit
@@ -92,6 +102,7 @@ async def write_released(c: asyncpg.Connection, now: datetime) -> None:
 
 
 async def follow_outcomes(c: asyncpg.Connection, now: datetime) -> None:
+    await c.fetchval(outcomes.STORED, now - HOUR - outcomes.SLICE, now - HOUR)
     await c.execute(outcomes.FOLLOW, now - HOUR - outcomes.SLICE, now - HOUR)
 
 
@@ -170,7 +181,6 @@ async def prune_sends(c: asyncpg.Connection, now: datetime) -> None:
     await c.fetch(retention.UNCLAIMED_PAGE, *page, *cuts, retention.BATCH)
     assert (await c.fetchrow(retention.DELETE_SENDS, [row["wire_key"] for row in rows], *cuts))["send_log"]
     await c.fetchval(retention.DELETE_CANCELLED, now - 80 * DAY, retention.BATCH)
-    assert await c.fetchval(retention.DELETE_CAPPED, now - 80 * DAY, retention.BATCH)
 
 
 async def prune_the_rest(c: asyncpg.Connection, now: datetime) -> None:
@@ -189,10 +199,10 @@ async def claim(c: asyncpg.Connection, _now: datetime) -> None:
     }
     for key, outcome in expected.items():
         own = options if key == "a-new-key" else {}
-        assert (await c.fetchrow(sends_routes.CLAIM, key, BUSY, json.dumps(own)))["outcome"] in (outcome, "other_feed")
-        await c.fetchrow(sends_routes.PEEK, key, BUSY, "{}", "of-no-request")
-        await c.fetchrow(sends_routes.STANDING, key)
-        await c.execute(sends_routes.HURRY, key, "200ms")
+        assert (await c.fetchrow(routes.CLAIM, key, BUSY, json.dumps(own)))["outcome"] in (outcome, "other_feed")
+        await c.fetchrow(routes.PEEK, key, BUSY, "{}", "of-no-request")
+        await c.fetchrow(routes.STANDING, key)
+        await c.execute(routes.HURRY, key, "200ms")
     await c.fetchrow(idempotency_store.Store.FIND, "of-no-request")
     await c.fetchrow(idempotency_store.Store.TAKE_OVER, "of-no-request", uuid4(), uuid4(), HOUR, DAY)
     many = [f"many-{n}" for n in range(50)]
@@ -201,7 +211,7 @@ async def claim(c: asyncpg.Connection, _now: datetime) -> None:
 
 async def enqueue(c: asyncpg.Connection, now: datetime) -> None:
     await c.fetchrow(guard.ENQUEUE, "to-be-sent-later", BUSY, "{}")
-    await c.fetchrow(sends_routes.ENQUEUE, "to-be-sent-later", BUSY, "{}")
+    await c.fetchrow(routes.ENQUEUE, "to-be-sent-later", BUSY, "{}")
     at = now - DAY
     past = {"claimed_at": f"{at:%Y-%m-%dT%H:%M:%SZ}", "answered_at": f"{at:%Y-%m-%dT%H:%M:%SZ}", "message_id": "old-1"}
     await c.fetch(importing.ADOPT, ["from-before"], [BUSY], [json.dumps(past)])
@@ -221,11 +231,10 @@ async def report(c: asyncpg.Connection, _now: datetime) -> None:
 
 async def operate_on_one(c: asyncpg.Connection, _now: datetime) -> None:
     first, second, third = keys(HELD)[:3]
-    await c.fetchrow(operate.RELEASE, first, "why", "ada")
-    await c.fetchrow(operate.CONFIRM, second, "why", "ada")
-    await c.fetchrow(operate.FAIL, third, "why", "ada")
-    await c.fetchrow(operate.RELEASE, keys(HEARD)[0], "why", "ada")
-    await c.fetchrow(sends_routes.DECIDE, keys(HELD)[3], "why", "ada", "failed")
+    await by_hand.decide(c, "release", first, "why", "ada")
+    await by_hand.decide(c, "confirm", second, "why", "ada")
+    await by_hand.decide(c, "fail", third, "why", "ada")
+    await by_hand.decide(c, "release", keys(HEARD)[0], "why", "ada")
 
 
 async def list_for_people(c: asyncpg.Connection, _now: datetime) -> None:
@@ -249,13 +258,13 @@ async def claim_batches(c: asyncpg.Connection, _now: datetime) -> None:
 
 async def run_a_campaign(c: asyncpg.Connection, _now: datetime) -> None:
     assert await campaign.standing(c, "spring") == "active"
-    await c.execute(campaign_load.STAGING)
+    await c.execute(load.STAGING)
     rows = [
         (wire_key("more", n), f"more-{n}", f"s{n}@example.com", f"s{n}@example.com", None, None) for n in range(500)
     ]
     await c.copy_records_to_table("campaign_staging", records=rows)
-    await c.execute(campaign_load.DROP_SUPPRESSED)
-    assert await c.execute(campaign_load.ADD, "spring") == "INSERT 0 500"
+    await c.execute(load.DROP_SUPPRESSED)
+    assert await c.execute(load.ADD, "spring") == "INSERT 0 500"
 
 
 async def count_a_campaign(c: asyncpg.Connection, _now: datetime) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -110,6 +111,6 @@ async def losing(dsn: str) -> AsyncIterator[asyncpg.Pool]:
 async def api(pool: asyncpg.Pool | None, settings: ApiSettings = SETTINGS) -> AsyncIterator[Sender]:
     """Serve the API on a free port."""
     app, store = web.Application(), Store(pool, retention=settings.idempotency_retention)
-    add_api(app, settings, FEEDS, store)
+    add_api(app, settings, FEEDS, store, lambda _feed, of: timedelta(seconds=45 if of == "slow" else 60))
     async with TestClient(TestServer(app), connector=TCPConnector(limit=0)) as client:
         yield Sender(client)

@@ -49,6 +49,7 @@ KINDS: Final = {
     "RelativePath": "path",
     "Network": "network",
     "HeaderName": "name of a header",
+    "HostName": "text",
     "Topic": "ARN",
     "Scope": '`"send"`, `"operate"`, `"read"`',
 }

@@ -469,6 +469,24 @@ async def test_the_prior_is_learned_by_cause_and_upwards_only(
     assert (await judged(db))[1]["p0"] == pytest.approx(p0, abs=1e-4)
 
 
+REFUSE = """
+UPDATE send_log SET state = 'failed', failed_at = claimed_at + interval '1 minute', next_check_at = NULL,
+    verdict_source = $1, verdict_reason = 'rejected'
+WHERE wire_key LIKE 'known%'
+"""
+
+
+@pytest.mark.parametrize("source", ["feed", "look-up"])
+async def test_what_a_provider_refused_is_not_ambiguous_whoever_told_of_it(db: asyncpg.Pool, source: str) -> None:
+    await old_claims(db, "known", 60, 5 * MINUTE, age=timedelta(days=3))
+    await db.execute(REFUSE, source)
+    await old_claims(db, "taken", 100, 5 * MINUTE, age=timedelta(days=3))
+    await db.execute(PROVE, "taken%")
+    await old_claim(db, KEY)
+    await stored_delivery(db)
+    assert (await judged(db))[1]["p0"] == pytest.approx(101 / 102, abs=1e-4)
+
+
 async def test_the_prior_is_learned_of_sends_older_than_giving_up_only(db: asyncpg.Pool) -> None:
     await old_claims(db, "known", 160, SECOND, age=23 * HOUR)
     await db.execute(PROVE, "%")

@@ -20,6 +20,7 @@ from kit import (
     confirm,
     event,
     fail,
+    make_older,
     old_claim,
     policies,
     reasons,
@@ -237,6 +238,7 @@ async def test_the_outcome_of_a_send_whose_id_was_known_before_the_call_is_follo
 async def test_a_senders_failure_is_remembered_after_the_row_has_moved_on(db: asyncpg.Pool) -> None:
     fence = (await claim(db, KEY))["fence"]
     await fail(db, KEY, fence, "no such mailbox", not_sent=False)
+    await make_older(db, KEY, timedelta(seconds=61))
     await call(db, "operator_release", KEY, "corrected", "me")
     await claim(db, KEY)
     assert await reasons(db, KEY) == ["failed:no such mailbox", "released:operator"]

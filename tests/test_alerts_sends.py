@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +26,7 @@ from kit import (
 )
 from program import Program
 
+from reconciler.insight.feed_findings import STRAY
 from reconciler.insight.figures import read_standing
 from reconciler.insight.watch import watch
 from reconciler.passes import feeds
@@ -81,6 +83,24 @@ async def test_strangers_without_a_signature_wake_nobody(watched: Watched) -> No
     after = await watched.scrape()
     assert value(after, "reconciler_feed_refused_in_a_row", feed="mg") == 0
     assert (await watched.program("status", "--check")).exit_code == 0
+
+
+async def test_a_feed_that_was_renamed_here_and_not_at_its_provider(watched: Watched) -> None:
+    for _ in range(STRAY):
+        assert (await watched.client.post("/webhooks/mg-old", data=b"{}")).status == 404
+    await watched.daemon._counters.flush(watched.db)
+    after = await watched.scrape()
+    assert value(after, "reconciler_feed_refused_in_a_row", feed="") is None
+    await watched.alarms("ReconcilerNeedsPerson", "no_such_feed", after)
+    listed = (await watched.program("status")).output
+    assert re.search(r"^- +unknown_feed +5 +5 ", listed, re.MULTILINE), listed
+    assert "mg-old" not in listed
+
+
+async def test_a_single_delivery_of_the_provider_that_can_not_be_read(watched: Watched) -> None:
+    await stored_delivery(watched.db, outcome="refused:format")
+    await stored_delivery(watched.db)
+    await watched.alarms("ReconcilerNeedsPerson", "lost mg", await watched.scrape())
 
 
 async def test_a_feed_that_was_silenced_while_mail_is_sent(watched: Watched) -> None:

@@ -57,10 +57,12 @@ async def test_what_was_delivered_lies_in_s3_byte_for_byte(bucket: str, tmp_path
     kept = archive(tmp_path, bucket)
     kept.add(PLAIN, Delivery(BODY, {"X-Signature": "abc"}, query="a=b"), NOW)
     kept.add(PLAIN, Delivery(b"\xff\x00", {}), NOW)
+    days = [datetime.now(UTC)]
     await kept.write()
+    days.append(datetime.now(UTC))  # midnight may have been in between
     await kept.upload()
     (key, lines), *others = (await stored(bucket)).items()
-    assert key.startswith(f"raw/{datetime.now(UTC):%Y/%m/%d}/")
+    assert key.startswith(tuple(f"raw/{day:%Y/%m/%d}/" for day in days))
     assert key.endswith(".ndjson.gz")
     assert others == []
     assert lines[0] == {
@@ -264,7 +266,13 @@ async def test_only_what_was_stored_is_kept(db) -> None:
     assert kept == [("plain-main", BODY)]
 
 
-@pytest.mark.parametrize("url", ["s3:/mail", "s3://", "s3://UPPER/x", "http://mail/x", "mail/x"])
+@pytest.mark.parametrize("url", ["s3:/mail", "s3://", "http://mail/x", "mail/x"])
 def test_a_place_that_is_none_in_s3_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="write s3://bucket/prefix"):
+        s3_place(url, None, None)
+
+
+@pytest.mark.parametrize("url", ["s3://UPPER/x", "s3://x/y", "s3://x", "s3://-mail/x", f"s3://{'a' * 64}"])
+def test_a_name_that_no_bucket_can_have_is_refused_as_that(url: str) -> None:
+    with pytest.raises(ValueError, match="^names no bucket: its name has 3 to 63 lower-case letters"):
         s3_place(url, None, None)

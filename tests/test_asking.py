@@ -214,12 +214,14 @@ async def test_who_can_t_be_asked_is_said_in_a_line(db) -> None:
 async def test_a_back_fill_brings_what_the_webhooks_missed_once(db) -> None:
     sends = [took(f"order:{n}", ADA, n * HOUR + timedelta(minutes=1)) for n in range(1, 6)]
     await ambiguous(db, "order:3", 3 * HOUR)
+    before = await db.fetchval("SELECT clock_timestamp()")
     async with mailgun(sends) as (feeds, _):
         done = await backfill(db, feeds["mg"], now() - 6 * HOUR, now(), who="test")
         again = await backfill(db, feeds["mg"], now() - 6 * HOUR, now(), who="test")
     assert (done.events, done.stored, done.resumed) == (10, 10, False)
     assert (again.events, again.stored) == (10, 0)
     assert await db.fetchval("SELECT DISTINCT source FROM provider_event") == "back-fill"
+    assert await db.fetchval("SELECT min(received_at) FROM provider_event") >= before, "when it was stored"
     await reconcile(db)
     assert await state(db, "order:3") == "sent"
 

@@ -303,21 +303,28 @@ async def test_a_released_send_that_is_capped_is_told_again_when_it_may_go_and_a
     assert "unclaimed" not in {one["code"] for one in findings}
 
 
-async def test_what_was_capped_and_never_asked_for_again_is_pruned(db: asyncpg.Pool) -> None:
+AGES = Ages(30 * DAY, 60 * DAY, 30 * DAY, 7 * DAY)
+A_YEAR_EARLIER = """
+UPDATE send_log SET capped_until = capped_until - interval '1 year', created_at = created_at - interval '1 year',
+    updated_at = updated_at - interval '1 year'
+"""
+
+
+@pytest.mark.parametrize("enqueued", [True, False])
+async def test_no_prune_takes_a_send_that_a_cap_refused_however_old(db: asyncpg.Pool, enqueued: bool) -> None:
     await capped(db, 1)
     assert await ask(db, "news:1") == "claimed"
+    if enqueued:
+        mail = ADA | {"payload": {"subject": "News"}}
+        assert (await call(db, "send_enqueue", "news:2", FEED, json.dumps(mail)))["outcome"] == "enqueued"
     assert await ask(db, "news:2") == "capped"
-    ages = Ages(30 * DAY, 60 * DAY, 30 * DAY, 7 * DAY)
-    await db.execute(
-        "UPDATE send_log SET capped_until = capped_until - interval '29 days' WHERE capped_until IS NOT NULL"
-    )
-    assert (await prune(db, ages, pause=0)).rows["send_log"] == 0
-    await db.execute(
-        "UPDATE send_log SET capped_until = capped_until - interval '3 days' WHERE capped_until IS NOT NULL"
-    )
-    assert (await would_prune(db, ages)).rows["send_log"] == 1
-    assert (await prune(db, ages, pause=0)).rows["send_log"] == 1
-    assert await row(db, "news:2") is None
+    await db.execute(A_YEAR_EARLIER)
+    assert (await would_prune(db, AGES)).rows["send_log"] == 0
+    assert (await prune(db, AGES, pause=0)).rows["send_log"] == 0
+    assert await state(db, "news:2") == "pending"
+    await let_pass(db, DAY)
+    assert await ask(db, "news:2") == "claimed"
+    assert (await row(db, "news:2"))["payload"] == ('{"subject": "News"}' if enqueued else None)
 
 
 async def test_a_refused_claim_of_a_campaigns_send_leaves_nothing_of_a_claim(db: asyncpg.Pool) -> None:
@@ -329,18 +336,21 @@ async def test_a_refused_claim_of_a_campaigns_send_leaves_nothing_of_a_claim(db:
     }
 
 
-async def test_a_capped_send_ends_at_its_expiry(db: asyncpg.Pool) -> None:
+async def test_a_capped_send_ends_at_its_expiry_and_is_pruned_as_any_that_ended(db: asyncpg.Pool) -> None:
     await capped(db, 1)
     assert await ask(db, "news:1") == "claimed"
-    soon = (await db.fetchval("SELECT clock_timestamp()")) + timedelta(milliseconds=300)
-    assert await ask(db, "news:2", expires_at=soon.isoformat()) == "capped"
+    later = (await db.fetchval("SELECT clock_timestamp()")) + HOUR
+    assert await ask(db, "news:2", expires_at=later.isoformat()) == "capped"
     await db.execute(
-        "UPDATE send_log SET expires_at = expires_at - interval '1 s', next_check_at = clock_timestamp() "
+        "UPDATE send_log SET expires_at = expires_at - interval '61 min', next_check_at = clock_timestamp() "
         "WHERE expires_at IS NOT NULL"
     )
     await reconcile(db)
     found = await row(db, "news:2")
     assert (found["state"], found["verdict_reason"]) == ("failed", "expired")
+    await db.execute("UPDATE send_log SET failed_at = failed_at - interval '31 days' WHERE state = 'failed'")
+    assert (await prune(db, AGES, pause=0)).rows["send_log"] == 1
+    assert await row(db, "news:2") is None
 
 
 # Whose place it is
@@ -544,18 +554,25 @@ async def test_a_campaigns_iteration_ends_only_when_everybody_was_looked_at(db: 
     assert given == [last]
 
 
+# Each looks for a deadlock once, so long after it began to wait: the first that finds one is ended by it.
+ENDED = "SET deadlock_timeout = '4s'"
+NOT_ENDED = "SET LOCAL deadlock_timeout = '1 min'"
+
+
 async def test_batches_that_deadlock_over_places_are_claimed_once_more(db: asyncpg.Pool, dsn: str) -> None:
     await capped(db, 1)
     async with db.acquire() as first:
         transaction = first.transaction()
         await transaction.start()
         assert (await claim(first, "news:1", **TO[1]))["outcome"] == "claimed"
-        late = asyncio.create_task(guard_many.claim_many(db, BATCH, FEED))
-        await until_it_waits(db, late)
-        await first.execute("SET LOCAL deadlock_timeout = '1 min'")  # so that it is the other one that is ended
-        assert (await claim(first, "news:2", **TO[0]))["outcome"] == "claimed"
-        await transaction.commit()
-    assert [one.outcome for one in await late] == ["capped", "capped"]
+        async with db.acquire() as second:
+            await second.execute(ENDED)
+            late = asyncio.create_task(guard_many.claim_many(second, BATCH, FEED))
+            await until_it_waits(db, late)
+            await first.execute(NOT_ENDED)
+            assert (await claim(first, "news:2", **TO[0]))["outcome"] == "claimed"
+            await transaction.commit()
+            assert [one.outcome for one in await late] == ["capped", "capped"]
 
 
 async def test_threads_batches_that_deadlock_over_places_are_claimed_once_more(db: asyncpg.Pool, dsn: str) -> None:
@@ -565,9 +582,10 @@ async def test_threads_batches_that_deadlock_over_places_are_claimed_once_more(d
         await transaction.start()
         assert (await claim(first, "news:1", **TO[1]))["outcome"] == "claimed"
         with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(ENDED)
             late = asyncio.create_task(asyncio.to_thread(guard_many_sync.claim_many, connection, BATCH, FEED))
             await until_it_waits(db, late)
-            await first.execute("SET LOCAL deadlock_timeout = '1 min'")
+            await first.execute(NOT_ENDED)
             assert (await claim(first, "news:2", **TO[0]))["outcome"] == "claimed"
             await transaction.commit()
             assert [one.outcome for one in await late] == ["capped", "capped"]
@@ -582,12 +600,14 @@ async def test_a_campaigns_batch_that_deadlocks_over_places_is_claimed_once_more
         transaction = first.transaction()
         await transaction.start()
         assert (await claim(first, "receipt:1", recipient=later))["outcome"] == "claimed"
-        late = asyncio.create_task(db.fetchval("CALL send_claim_campaign_commit('spring', 10, '{}')"))
-        await until_it_waits(db, late)
-        await first.execute("SET LOCAL deadlock_timeout = '1 min'")
-        assert (await claim(first, "receipt:2", recipient=earlier))["outcome"] == "claimed"
-        await transaction.commit()
-    assert [one["outcome"] for one in json.loads(await late)] == ["capped", "capped"]
+        async with db.acquire() as second:
+            await second.execute(ENDED)
+            late = asyncio.create_task(second.fetchval("CALL send_claim_campaign_commit('spring', 10, '{}')"))
+            await until_it_waits(db, late)
+            await first.execute(NOT_ENDED)
+            assert (await claim(first, "receipt:2", recipient=earlier))["outcome"] == "claimed"
+            await transaction.commit()
+            assert [one["outcome"] for one in json.loads(await late)] == ["capped", "capped"]
     assert await states(db) == {"pending": 2}
 
 
@@ -728,13 +748,12 @@ async def test_places_go_with_the_person_and_with_their_time(db: asyncpg.Pool) -
     fence = (await claim(db, "news:1", **ADA))["fence"]
     await ask(db, "news:2", recipient="bob@example.org")
     await let_pass(db, 39 * DAY)
-    ages = Ages(30 * DAY, 60 * DAY, 30 * DAY, 7 * DAY)
-    assert (await prune(db, ages, pause=0)).rows["cap_taken"] == 0, "they still count"
+    assert (await prune(db, AGES, pause=0)).rows["cap_taken"] == 0, "they still count"
     assert (await forget(db, "ADA@example.org")).rows["cap_taken"] == 0, "nobody knows yet whether it arrived"
     await confirm(db, "news:1", fence)
     assert (await forget(db, "ADA@example.org")).rows["cap_taken"] == 1
     await let_pass(db, 2 * DAY)
-    assert (await prune(db, ages, pause=0)).rows["cap_taken"] == 1
+    assert (await prune(db, AGES, pause=0)).rows["cap_taken"] == 1
     assert await db.fetchval("SELECT count(*) FROM cap_taken") == 0
 
 

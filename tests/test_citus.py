@@ -18,7 +18,7 @@ import asyncpg
 import citus_kit
 import pytest
 from campaign_kit import batch, loaded, people, states
-from kit import claim, confirm, event, fail, make_month, policies, reconcile
+from kit import claim, confirm, event, fail, make_month, policies, reconcile, unlimited
 from places import let_die
 
 from reconciler.campaigns.caps import Cap, keep_caps
@@ -29,9 +29,11 @@ from reconciler.database.migrate import default_folder, migrate, pending
 from reconciler.distributed import statements as distributed
 from reconciler.errors import UserError
 from reconciler.insight.why import tell
-from reconciler.passes import feeds
+from reconciler.passes import feeds, ledger, releasing
+from reconciler.passes.ledger import Decided
 from reconciler.passes.reconcile import Scope
 from reconciler.rule.limits import Limit
+from reconciler.rule.policy import Action, Verdict
 from reconciler.upkeep import retention
 from reconciler.upkeep.retention_look import Ages
 from webhooks.event import Event, Kind, Testimony, wire_key
@@ -293,6 +295,47 @@ async def test_an_event_without_our_key_is_joined_by_its_message_id(db):
     assert await db.fetchval("SELECT delivery FROM send_log WHERE wire_key = $1", wire_key("byid:1")) == "delivered"
 
 
+NOW = "SELECT clock_timestamp()"
+
+
+async def test_an_outcome_that_may_be_of_two_sends_is_of_neither(db):
+    for key in ("both:1", "both:2"):
+        fence = (await claim(db, key, "az-both", recipient=f"{key[-1]}@example.org"))["fence"]
+        assert await confirm(db, key, fence, "shared") == "sent"
+    await event(db, None, feed="az-both", kind="bounced", message_id="shared")
+    await event(db, None, feed="az-both", kind="deferred", message_id="shared", recipient="2@example.org")
+    await reconcile(db)
+    found = await db.fetch("SELECT delivery FROM send_log WHERE feed = 'az-both' ORDER BY send_key")
+    assert [one["delivery"] for one in found] == [None, "deferred"]
+
+
+async def test_a_write_repeats_what_was_heard_by_message_id_and_that_no_hold_is_on(db):
+    keys = ["guarded:1", "guarded:2", "guarded:3"]
+    for key in keys:
+        await timed_out(db, key, "az-guarded", known_message_id=f"id of {key}")
+    await event(db, None, feed="az-guarded", message_id="id of guarded:1")
+    now = await db.fetchval(NOW)
+    ends = [Verdict(action, "gave_up", next_check_at=now) for action in (Action.FAILED, Action.FAILED, Action.RELEASED)]
+    decided = [
+        Decided(wire_key(key), "claimed", await fence_of(db, key), end, {}) for key, end in zip(keys, ends, strict=True)
+    ]
+
+    async def failed(those):
+        async with db.acquire() as connection:
+            now = await connection.fetchval(NOW)
+            return await ledger.fail(connection, those, now, 1, "test")
+
+    async with db.acquire() as connection:
+        await feeds.pause(connection, "az-guarded", "why", "test")
+        assert not await failed(decided)
+        assert await feeds.resume(connection, "az-guarded", "why", "test")
+        assert await failed(decided[:2]) == {"gave_up": 1}
+        now = await connection.fetchval(NOW)
+        done = await releasing.release(connection, [decided[0], decided[2]], unlimited, now, 1, "test")
+        assert done.counts == {"gave_up": 1}
+    assert [await state(db, key) for key in keys] == ["claimed", "failed", "pending"]
+
+
 async def test_what_silence_releases_is_given_out_again_and_explained(db, dsn):
     await known_feed(db, "mg-silence")
     await timed_out(db, "silent:1", "mg-silence")
@@ -391,6 +434,27 @@ async def test_a_frequency_cap_counts_claims_of_all_nodes(db):
         if answer["outcome"] == "capped"
     ]
     assert Counter(answer["outcome"] for answer in again) == {"claimed": 1, "capped": 5}
+    await keep_caps(db, [])
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+async def test_a_claim_that_waited_for_a_recipients_places_looks_again(db, end):
+    await keep_caps(db, [Cap("news", 9, timedelta(days=1), None, "UTC")])
+    options = {"message_class": "news", "recipient": f"{end}@example.com"}
+    async with db.acquire() as first:
+        transaction = first.transaction()
+        await transaction.start()
+        assert (await claim(first, f"cap-{end}:1", "mg-cap", **options))["outcome"] == "claimed"
+        waiting = asyncio.create_task(claim(db, f"cap-{end}:2", "mg-cap", **options))
+        async with asyncio.timeout(10):
+            while not await db.fetchval("SELECT count(*) FROM citus_lock_waits"):
+                assert not waiting.done(), "it did not wait"
+                await asyncio.sleep(0.01)
+        await event(db, f"cap-{end}:2", feed="mg-cap", message_id=f"cap-{end}")
+        await getattr(transaction, end)()
+        assert (await waiting)["outcome"] == "already_sent"
+    taken = await db.fetchval("SELECT wire_keys FROM cap_taken WHERE recipient_key = $1", options["recipient"])
+    assert taken == ([wire_key(f"cap-{end}:1")] if end == "commit" else None)
     await keep_caps(db, [])
 
 

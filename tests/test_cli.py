@@ -65,7 +65,7 @@ async def test_a_dry_run_names_sends_by_both_keys_and_shows_a_risk_only_where_th
     assert line.split()[:4] == ["order:1", (await row(db, "order:1"))["wire_key"], "held", "silent"]
     await old_claim(db, "again", feed="resend-main", fingerprint="f")
     header, line = (await program("reconcile", "--dry-run", "--key", "again")).stdout.splitlines()[-2:]
-    assert (header.split()[-1], line.split()[-1]) == ("RISK", "0")
+    assert (header.split()[-1], line.split()[-2:]) == ("RISK", ["0", "%"])
 
 
 async def test_reconcile_of_one_key_leaves_the_others_alone(program: Program, db: asyncpg.Pool) -> None:
@@ -201,7 +201,11 @@ async def test_pause_and_resume_say_how_the_feeds_stand(program: Program, db: as
         "holds": {"*": "paused", "mg": "paused"},
     }
     assert (await program("resume", "--reason", "over")).stdout == "all feeds: not on hold\n"
-    assert "nothing was on hold for all feeds together" in (await program("resume", "--reason", "over")).stdout
+    nothing = "nothing was on hold for all feeds together\n"
+    assert (await program("resume", "--reason", "over")).stdout == nothing
+    assert (await program("resume", "--feed", "mg", "--reason", "x")).stdout == "nothing was on hold for feed mg\n"
+    await program("pause", "--feed", "mg", "--reason", "again")
+    assert (await program("resume", "--reason", "over")).stdout == f"{nothing}feed mg: paused\n"
 
 
 async def test_statements_of_psql_run_one_by_one_so_that_a_procedure_can_commit(
@@ -287,6 +291,16 @@ async def test_a_dead_database_is_one_line_without_its_password(config: Path) ->
             assert done.exit_code == 1
             assert "can't be used" in one_line(done)
             assert "secret-word" not in done.output
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:99999", "127.0.0.1:1,", ",127.0.0.1:1"])
+async def test_a_database_url_that_leads_nowhere_is_one_line_without_its_password(config: Path, place: str) -> None:
+    program = Program(config, f"postgresql://app:secret-word@{place}/mail")
+    for args in (["status"], ["migrate", "--check"], ["psql", "-c", "SELECT 1"], ["reconcile"]):
+        done = await program(*args)
+        assert done.exit_code == 1
+        assert "database.url" in one_line(done)
+        assert "secret-word" not in done.output
 
 
 async def test_each_problem_of_the_configuration_is_one_line(program: Program, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ secrets = ["key-0123456789abcdef"]
 provider = "resend"
 secrets = ["whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="]
 """
+UNSET = "set feeds.mg.api_key and api_scope, without which this provider can't be asked"
 URL = "https://hooks.example.com/webhooks/mg"
 
 
@@ -68,7 +69,7 @@ async def test_replay_says_what_it_did_and_names_what_it_skipped(
     (folder / "kept.ndjson").write_bytes(body + b"\n" + body[:-5] + b"\n")
     done = await program("replay", str(folder / "kept.ndjson"), "--feed", "mg")
     assert done.stdout.splitlines() == [
-        "2 entries: 1 events, 1 new, 0 known before",
+        "2 entries: 1 event, 1 new, 0 known before",
         f"{'SKIPPED':{len(str(folder)) + 14}}  WHY",
         f"{folder}/kept.ndjson:2  is no JSON: cut off or damaged",
     ]
@@ -85,9 +86,8 @@ async def test_replay_refuses_what_it_can_t_read_in_one_line(
     assert (done.exit_code, line(done)) == (1, f"{tmp_path}/nothing: No such file or directory")
     done = await program("replay", str(tmp_path), "--feed", "mgg")
     assert (done.exit_code, line(done)) == (1, 'no feed is named "mgg": did you mean "mg"?')
-    done = await program("replay", "s3://X", "--feed", "mg")
-    assert done.exit_code == 2
-    assert "write s3://bucket/prefix" in done.stderr
+    for place, wish in (("s3:X", "No such file"), ("s3://X", "names no bucket"), ("s3://", "write s3://bucket/prefix")):
+        assert wish in (await program("replay", place, "--feed", "mg")).stderr
 
 
 async def test_replay_from_s3_without_credentials_says_what_to_set(
@@ -148,8 +148,25 @@ async def test_backfill_says_how_times_are_written(program: Program, args: tuple
 
 async def test_without_an_api_key_the_setting_is_named(program: Program, db: asyncpg.Pool) -> None:
     done = await program("backfill", "--feed", "mg", "--since", "1h")
-    assert done.exit_code == 1
-    assert "feeds.mg.api_" in line(done)
+    assert (done.exit_code, line(done)) == (1, f"mg was not asked: {UNSET}")
+    await old_claim(db, "order:1", recipient="ada@example.org")
+    done = await program("lookup", "order:1")
+    assert (done.exit_code, done.stdout, line(done)) == (1, "", f"mg was not asked: {UNSET}")
+    assert (await program.json("lookup", "order:1"))["found"]["reason"] == "unconfigured"
+    program.env["RECONCILER_FEEDS__MG__API_KEY"] = "key-throw-away"
+    done = await program("lookup", "order:1")
+    assert line(done) == "mg was not asked: set feeds.mg.api_scope, without which this provider can't be asked"
+
+
+async def test_a_look_up_that_could_ask_nobody_is_a_failure_and_no_answer(
+    program: Program, config: Path, db: asyncpg.Pool
+) -> None:
+    await old_claim(db, "order:1")
+    async with mailgun(program, config) as fake:
+        done = await program("lookup", "order:1")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert line(done) == "mg was not asked: this provider is asked by recipient, and the row holds none"
+    assert not fake.requests
 
 
 async def test_lookup_says_what_the_provider_says(program: Program, config: Path, db: asyncpg.Pool) -> None:
@@ -254,12 +271,14 @@ async def test_the_self_test_hears_of_the_message_that_the_command_sent(
     first, second = done.stdout.splitlines()
     assert first.endswith("s: queued (accepted), our key came back")
     assert second.endswith("s: opened (accepted), WITHOUT our key")
+    assert "waiting up to 3s for its events" in done.stderr
 
 
 async def test_a_self_test_that_hears_nothing_says_where_to_look(program: Program, db: asyncpg.Pool) -> None:
     done = await program("selftest", "correlation", "--feed", "mg", "--wait", "1s", "--json")
     assert (done.exit_code, json.loads(done.stdout)) == (1, [])
     assert "SEND_KEY selftest-" in done.stderr
+    assert "\nwaiting up to 1s for its events (--wait); Ctrl-C ends\n" in done.stderr
     assert line(done).startswith("no event came: was the message sent")
 
 

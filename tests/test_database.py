@@ -10,8 +10,7 @@ import pytest
 from fault_proxy import FaultProxy, proxied
 
 from reconciler.database.postgres import EmbeddedPostgres
-from reconciler.passes.feeds import pause
-from reconciler.passes.releasing import MEET_WHOEVER_PAUSES
+from reconciler.passes.feeds import MEET_WHOEVER_PAUSES, pause
 from webhooks import database
 from webhooks.database import connect_pool
 

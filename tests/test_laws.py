@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from datetime import timedelta
 from typing import Any
@@ -31,7 +32,7 @@ from reconciler import guard
 from reconciler.database.connection import BEGINNING
 from reconciler.passes import ledger, releasing
 from reconciler.passes.evidence import settle_watched
-from reconciler.passes.feeds import pause
+from reconciler.passes.feeds import MEET_WHOEVER_PAUSES, pause
 from reconciler.passes.ledger import Decided
 from reconciler.rule.limits import ALL_LIVE
 from reconciler.rule.policy import Action, Verdict
@@ -294,7 +295,7 @@ async def test_a_pause_waits_for_the_releases_under_way(db: asyncpg.Pool) -> Non
     async with db.acquire() as releaser, db.acquire() as pauser:
         transaction = releaser.transaction()
         await transaction.start()
-        await releaser.execute(releasing.MEET_WHOEVER_PAUSES)
+        await releaser.execute(MEET_WHOEVER_PAUSES)
         waiting = asyncio.create_task(pause(pauser, FEED, "incident", "me"))
         await until_it_waits(db, waiting)
         await transaction.commit()
@@ -315,6 +316,45 @@ async def test_the_first_fingerprint_given_is_kept(db: asyncpg.Pool) -> None:
     await call(db, "send_enqueue", KEY, FEED, "{}")
     await claim(db, KEY, fingerprint="f")
     assert (await claim(db, KEY, fingerprint="g"))["outcome"] == "key_reused"
+
+
+async def enqueue(db: Any, **options: Any) -> str:
+    return (await call(db, "send_enqueue", KEY, FEED, json.dumps(options)))["outcome"]
+
+
+async def test_the_first_fingerprint_that_is_enqueued_is_kept_though_the_row_was_there_without_one(
+    db: asyncpg.Pool,
+) -> None:
+    assert [await enqueue(db), await enqueue(db, fingerprint="f"), await enqueue(db)] == [
+        "enqueued",
+        "exists",
+        "exists",
+    ]
+    assert await enqueue(db, fingerprint="g") == "key_reused"
+    assert (await claim(db, KEY, fingerprint="g"))["outcome"] == "key_reused"
+    assert (await claim(db, KEY, fingerprint="f"))["outcome"] == "claimed"
+
+
+async def test_of_two_fingerprints_that_are_enqueued_at_once_one_is_kept_and_the_other_is_told(
+    db: asyncpg.Pool,
+) -> None:
+    await enqueue(db)
+    async with db.acquire() as other:
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute("SELECT FROM send_log FOR UPDATE")  # both have seen none when they come to write theirs
+        both = [asyncio.create_task(enqueue(db, fingerprint=name)) for name in "fg"]
+        await until_it_waits(db, *both)
+        await transaction.commit()
+    told = dict(zip("fg", await asyncio.gather(*both), strict=True))
+    assert sorted(told.values()) == ["exists", "key_reused"]
+    assert told[(await row(db, KEY))["fingerprint"]] == "exists"
+
+
+async def test_what_was_submitted_without_a_fingerprint_gets_none_by_being_enqueued_again(db: asyncpg.Pool) -> None:
+    await claim(db, KEY)
+    assert await enqueue(db, fingerprint="f") == "exists"
+    assert (await row(db, KEY))["fingerprint"] is None
 
 
 # The sender's guard

@@ -41,7 +41,7 @@ def redacted(**values):
 
 def test_off_a_terminal_each_line_is_one_json_object():
     configure("auto", "info", stream := io.StringIO())
-    structlog.get_logger("reconciler.inbox").info("batch_stored", feed="sendgrid-main", stored=2)
+    structlog.get_logger("webhooks.inbox").info("batch_stored", feed="sendgrid-main", stored=2)
     (line,) = lines(stream)
     assert line.pop("timestamp").endswith("Z")
     assert line == {
@@ -49,7 +49,7 @@ def test_off_a_terminal_each_line_is_one_json_object():
         "feed": "sendgrid-main",
         "stored": 2,
         "level": "info",
-        "logger": "reconciler.inbox",
+        "logger": "webhooks.inbox",
     }
 
 

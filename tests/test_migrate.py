@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
+import socket
+import ssl
 from pathlib import Path
 
 import asyncpg
@@ -302,7 +305,7 @@ async def test_the_namespace_is_set_until_the_first_send(empty_dsn, tmp_path, co
 
 
 async def test_a_database_that_is_not_there_is_one_line(pg: EmbeddedPostgres, folder, unused_tcp_port):
-    with pytest.raises(DatabaseUnavailable, match='"absent" does not exist'):
+    with pytest.raises(DatabaseUnavailable, match='"absent" does not exist; check the name'):
         await migrate(pg.dsn("absent"), folder=folder)
     with pytest.raises(DatabaseUnavailable, match=f"127.0.0.1:{unused_tcp_port} can't be used: .*Connect call failed"):
         await pending(f"postgresql://app:s3cret@127.0.0.1:{unused_tcp_port}/mail", folder)
@@ -311,6 +314,31 @@ async def test_a_database_that_is_not_there_is_one_line(pg: EmbeddedPostgres, fo
 async def test_a_folder_without_migrations_is_an_incomplete_installation(empty_dsn, tmp_path):
     with pytest.raises(MigrationError, match="holds no migrations"):
         await migrate(empty_dsn, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed"), "nothing listens there: is PostgreSQL run"),
+        (OSError(f"Multiple exceptions: [Errno {errno.ECONNREFUSED}] a, [Errno {errno.ECONNREFUSED}] b"), "nothing"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), "nothing listens there: is PostgreSQL running"),
+        (socket.gaierror(-2, "Name or service not known"), "no host has that name: check the host in database.url"),
+        (TimeoutError(), "is it the right host and port in database.url, and does a firewall let us through?"),
+        (asyncpg.InvalidPasswordError("password of s3cret"), "check user and password in database.url"),
+        (asyncpg.InvalidAuthorizationSpecificationError("no pg_hba.conf entry"), "check user and password in database"),
+        (asyncpg.InvalidCatalogNameError('"mail" does not exist'), "check the name in database.url, or create it"),
+        (asyncpg.TooManyConnectionsError("sorry"), "raise its max_connections, or lower database.pool_max_size"),
+        (asyncpg.CannotConnectNowError("the database system is starting up"), "try again in a moment"),
+        (ssl.SSLCertVerificationError("self-signed"), "check sslmode and sslrootcert in database.url"),
+        (ConnectionError("PostgreSQL server rejected SSL upgrade"), "check sslmode and sslrootcert in database.url"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_to_do_about_a_database_that_can_t_be_used_is_said_with_the_reason(error, advice):
+    text = describe_connection_error("postgresql://app:s3cret@db:5433/mail", error)
+    assert text.startswith("the database at db:5433 can't be used: ")
+    assert f"; {advice}" in text
+    assert "s3cret" not in text
 
 
 @pytest.mark.parametrize(

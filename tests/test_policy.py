@@ -202,6 +202,7 @@ def test_a_held_row_is_looked_at_again_between_fifteen_seconds_and_fifteen_minut
         pytest.param(claimed(MINUTE), NOTHING, KEEPS_KEY, RULES, ("released", "same_key_retry"), id="same key, before the grace"),
         pytest.param(claimed(timedelta(seconds=10)), NOTHING, KEEPS_KEY, RULES, ("waiting", "backoff"), id="same key, backing off"),
         pytest.param(claimed(45 * timedelta(seconds=1), reached=2), NOTHING, KEEPS_KEY, RULES, ("waiting", "backoff"), id="the back-off doubles"),
+        pytest.param(claimed(HOUR), NOTHING, replace(KEEPS_KEY, witness=ABSENT.witness), replace(RULES, retry_backoff=2 * HOUR), ("waiting", "backoff"), id="a retry that can't duplicate is worth waiting for, past the grace too"),
         pytest.param(claimed(MINUTE, has_fingerprint=False), NOTHING, KEEPS_KEY, RULES, ("waiting", "grace"), id="same key needs the same content"),
         pytest.param(claimed(MINUTE), NOTHING, replace(KEEPS_KEY, hold="paused"), RULES, ("waiting", "grace"), id="a pause stops same-key retries"),
         pytest.param(claimed(MINUTE), NOTHING, KEEPS_KEY, replace(RULES, same_key_retry=False), ("waiting", "grace"), id="same key switched off"),
@@ -292,7 +293,10 @@ def test_a_same_key_release_states_its_window_and_no_risk() -> None:
         (NOTHING, Witness(Answer.ACCEPTED), "sent", "look-up"),
         (Heard(rejected=True), Witness(Answer.ACCEPTED), "sent", "look-up"),
         (Heard(accepted=True), Witness(Answer.REJECTED), "sent", "feed"),
-        (NOTHING, Witness(Answer.REJECTED), "failed", "feed"),
+        (NOTHING, Witness(Answer.REJECTED), "failed", "look-up"),
+        (Heard(rejected=True), Witness(Answer.REJECTED), "failed", "feed"),
+        (Heard(rejected=True, looked_up=True), Witness(Answer.REJECTED), "failed", "look-up"),
+        (Heard(rejected=True, looked_up=True), None, "failed", "look-up"),
     ],
 )
 def test_a_look_up_testifies_like_a_feed(heard: Heard, look_up: Witness | None, action: str, source: str) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -97,6 +98,38 @@ def test_ci_runs_the_very_command_that_the_readme_gives():
         r"^ *(python3 -m venv \.venv && .*pytest)$", (ROOT / ".ci/run").read_text("utf-8"), re.MULTILINE
     )
     assert block("README.md", "sh", "pytest") == f"{command}\n"
+
+
+@pytest.mark.parametrize("target", ["lint", "types", "test", "docs"])
+def test_make_installs_what_development_needs_into_a_venv_that_has_less_or_older(tmp_path, target):
+    """README's first steps make a .venv of another kind, and pyproject.toml changes under one that was complete."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+
+    def would_install():
+        return ".[dev]" in run("make", "-n", target, cwd=tmp_path)
+
+    assert would_install()
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert would_install()
+    stamp = tmp_path / ".venv/dev.stamp"
+    stamp.touch()
+    assert not would_install()
+    for name in ("pyproject.toml", "constraints.txt"):
+        os.utime(stamp)
+        later = stamp.stat().st_mtime_ns + 10**9
+        os.utime(tmp_path / name, ns=(later, later))
+        assert would_install()
+        os.utime(tmp_path / name, ns=(0, 0))
+        assert not would_install()
+
+
+def test_make_leaves_an_environment_of_ones_own_alone(tmp_path):
+    (tmp_path / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
+    (tmp_path / "python").touch()
+    assert "pip install" not in run("make", "-n", "lint", f"BIN={tmp_path}", cwd=tmp_path)
 
 
 def test_make_help_lists_every_target():

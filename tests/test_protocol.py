@@ -57,6 +57,41 @@ async def test_h2_a_late_confirm_ends_the_running_attempt_which_learns_of_it(db:
     assert await state(db, KEY) == "sent"
 
 
+@pytest.mark.parametrize("by", ["http", "look-up"])
+async def test_h2_an_attempt_that_was_made_again_learns_that_its_send_was_found_sent_meanwhile(
+    db: asyncpg.Pool, by: str
+) -> None:
+    await release_by_pass(db, KEY)
+    second = (await claim(db, KEY))["fence"]
+    await event(db, KEY, message_id="m-first", source=by)
+    await reconcile(db)
+    told = [await call(db, "send_confirm", KEY, second, "m-second", "{}") for _ in range(2)]
+    source = "feed" if by == "http" else by
+    reason = f"it was sent already ({source}): an earlier attempt may have been accepted"
+    assert [tuple(one) for one in told] == [("sent", reason)] * 2
+    assert (await row(db, KEY))["verdict_source"] == source
+
+
+@pytest.mark.parametrize("earlier", ["none", "not_sent"])
+async def test_h2_evidence_that_can_only_be_of_the_attempt_itself_is_no_news_to_it(
+    db: asyncpg.Pool, earlier: str
+) -> None:
+    if earlier == "not_sent":
+        await fail(db, KEY, (await claim(db, KEY))["fence"], not_sent=True)
+    fence = (await claim(db, KEY))["fence"]
+    await event(db, KEY)
+    await reconcile(db)
+    assert await state(db, KEY) == "sent"
+    assert tuple(await call(db, "send_confirm", KEY, fence, "m-1", "{}")) == ("sent", None)
+
+
+async def test_h2_a_repeated_confirm_of_a_second_attempt_is_no_news_either(db: asyncpg.Pool) -> None:
+    await release_by_pass(db, KEY)
+    second = (await claim(db, KEY))["fence"]
+    told = [tuple(await call(db, "send_confirm", KEY, second, "m-2", "{}")) for _ in range(2)]
+    assert told == [("sent", None)] * 2
+
+
 async def test_h2_an_answer_without_a_row_is_kept_and_forbids_the_first_claim(db: asyncpg.Pool) -> None:
     assert await confirm(db, KEY, 7) == "unknown_key"
     assert (await claim(db, KEY))["outcome"] == "already_sent"

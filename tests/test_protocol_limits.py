@@ -19,6 +19,7 @@ from kit import (
     fail,
     heard_neighbours,
     make_due,
+    make_older,
     old_claim,
     reconcile,
     release_by_pass,
@@ -90,6 +91,30 @@ async def test_h12_an_operators_release_passes_a_pause_but_never_evidence_nor_su
     outcomes = [(await call(db, "operator_release", key, "checked", "me"))["outcome"] for key in keys]
     assert outcomes == ["refused", "released", "refused", "sent", "unknown_key"]
     assert (await claim(db, "silent"))["outcome"] == "claimed"
+
+
+async def test_h12_an_operators_release_of_what_its_sender_called_failed_waits_for_submit_by_too(
+    db: asyncpg.Pool,
+) -> None:
+    await fail(db, KEY, (await claim(db, KEY))["fence"], "422", not_sent=False)
+    until = (await row(db, KEY))["submit_by"]
+    refused = await call(db, "operator_release", KEY, "address corrected", "me")
+    assert refused["outcome"] == "refused"
+    assert refused["reason"].startswith(f"its sender may still submit until {until:%Y-%m-%d %H:%M:%S}")
+    assert await state(db, KEY) == "failed"
+    await make_older(db, KEY, timedelta(seconds=61))
+    assert (await call(db, "operator_release", KEY, "address corrected", "me"))["outcome"] == "released"
+
+
+async def test_h12_while_the_database_is_suspect_not_even_an_operator_releases(db: asyncpg.Pool) -> None:
+    await old_claim(db, KEY)
+    await db.execute("UPDATE feed_state SET suspect_at = clock_timestamp() WHERE feed = '*'")
+    refused = await call(db, "operator_release", KEY, "checked", "me")
+    assert (refused["outcome"], refused["reason"].partition(":")[2]) == ("refused", " resume first")
+    assert await state(db, KEY) == "claimed"
+    async with db.acquire() as connection:
+        await resume(connection, "*", "gap filled", "me")
+    assert (await call(db, "operator_release", KEY, "checked", "me"))["outcome"] == "released"
 
 
 # H15: expiry
@@ -259,6 +284,36 @@ async def test_h14_an_attempt_that_never_left_may_be_repeated_on_another_feed(db
     assert (await claim(db, KEY, "other-feed"))["outcome"] == "claimed"
 
 
+async def test_h14_after_an_attempt_elsewhere_that_never_left_the_feed_of_the_ambiguous_one_is_open_again(
+    db: asyncpg.Pool,
+) -> None:
+    await fail_over(db, "sg")
+    third = await claim(db, KEY, "third")
+    assert (third["outcome"], third["reason"]) == ("other_feed", f"an attempt on {FEED} may have been accepted")
+    assert (await claim(db, KEY))["outcome"] == "claimed"
+
+
+async def test_h14_an_attempt_that_never_left_may_be_repeated_where_it_was_allowed(db: asyncpg.Pool) -> None:
+    await fail_over(db, "sg")
+    assert (await claim(db, KEY, "sg"))["outcome"] == "claimed"
+
+
+async def test_h14_of_two_feeds_with_an_attempt_out_the_newest_binds(db: asyncpg.Pool) -> None:
+    await fail_over(db, "sg")
+    await claim(db, KEY, "sg")
+    await make_older(db, KEY, timedelta(hours=1))
+    assert (await call(db, "operator_release", KEY, "checked", "me"))["outcome"] == "released"
+    back = await claim(db, KEY)
+    assert (back["outcome"], back["reason"]) == ("other_feed", "an attempt on sg may have been accepted")
+
+
+async def fail_over(db: asyncpg.Pool, feed: str) -> None:
+    """An attempt whose fate nobody knows, and one on another feed, which was allowed and never left."""
+    await release_by_pass(db, KEY)
+    await db.execute("UPDATE send_log SET may_failover = true WHERE wire_key = wire_key($1)", KEY)
+    assert await fail(db, KEY, (await claim(db, KEY, feed))["fence"], not_sent=True) == "released"
+
+
 async def test_unknown_options_and_bad_keys_are_refused_in_one_line(db: asyncpg.Pool) -> None:
     for key, feed, options, said in [
         (KEY, FEED, '{"recipent": "x"}', "unknown option: recipent"),
@@ -282,5 +337,6 @@ async def test_case_062_failed_is_terminal_unless_an_operator_opens_it_again(db:
     fence = (await claim(db, KEY))["fence"]
     await fail(db, KEY, fence, "invalid_recipient", not_sent=False)
     assert (await claim(db, KEY))["outcome"] == "failed"
+    await make_older(db, KEY, timedelta(seconds=61))
     assert (await call(db, "operator_release", KEY, "address corrected", "me"))["outcome"] == "released"
     assert (await claim(db, KEY))["outcome"] == "claimed"

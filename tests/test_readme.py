@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from serving import free_port
 from snippets import ROOT, block, blocks
 
 COPIED = (
@@ -59,10 +59,8 @@ def bare_machine(checkout: Path) -> dict[str, str]:
     # Not a link to the program itself: a version manager's launcher decides by its own place.
     base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     (programs / "python3").symlink_to(base)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "REQUESTS_"))}
-    return {**kept, "PATH": str(programs), "HOME": str(checkout), "RECONCILER_RECEIVER__PORT": str(port)}
+    return {**kept, "PATH": str(programs), "HOME": str(checkout), "RECONCILER_RECEIVER__PORT": str(free_port())}
 
 
 @pytest.fixture

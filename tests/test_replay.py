@@ -72,6 +72,16 @@ async def test_an_archive_brings_its_feeds_headers_and_query_with_it(db, tmp_pat
     assert rows[0]["event_id"] == delivered.headers["svix-id"]
 
 
+async def test_an_event_was_received_when_it_was_stored_however_long_ago_it_was_delivered(db, tmp_path: Path) -> None:
+    kept = archive(tmp_path, "http://127.0.0.1:9")
+    kept.add(FEEDS["re"], sample("re", "delivered", "key-1"), datetime.now(UTC) - timedelta(days=9))
+    kept.add(FEEDS["mg"], sample("mg", "delivered", "key-2"), datetime.now(UTC) - timedelta(days=9))
+    await kept.write()
+    before = await db.fetchval("SELECT clock_timestamp()")
+    assert (await replayed(db, tmp_path, verify=None)).stored == 2
+    assert await db.fetchval("SELECT min(received_at) FROM provider_event") >= before
+
+
 async def test_signatures_are_checked_where_asked_and_their_age_is_not(db, tmp_path: Path) -> None:
     old = sample("mg", "delivered", "key-1")
     forged = json.loads(old.body) | {"signature": {"timestamp": "1", "token": "t", "signature": "0" * 64}}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,21 @@ async def test_the_grace_it_advises_is_enough_and_the_next_shorter_one_is_not(
     risks = {point["age"]: point["risk"] for point in found["points"]}
     assert risks[advised] <= found["max_risk"]
     assert any(risk is None or risk > found["max_risk"] for age, risk in risks.items() if age < advised)
+    text = (await program("report", "lag", "--feed", "mg")).stdout
+    assert "the grace is 15m; 1m would be enough: this provider's first event often takes that long\n" in text
+
+
+async def test_a_risk_is_told_in_per_cent_beside_the_max_risk_that_decided_the_advice(
+    program: Program, db: asyncpg.Pool, config: Path
+) -> None:
+    await heard_neighbours(db, n=2000)
+    await slower(db, timedelta(seconds=80))
+    config.write_text(config.read_text() + "\n[rules]\nmax_risk = 0.004\n")
+    found, text = await of(program), (await program("report", "lag", "--feed", "mg")).stdout
+    risk = next(point["risk"] for point in found["points"] if point["age"] == found["advised"])
+    assert 0 < risk < 0.004
+    assert re.search(rf" {100 * risk:.2g} %  #", text)
+    assert found["why_advised"] == "a release is as safe by then as max_risk (0.4 %) asks"
 
 
 @pytest.mark.parametrize("too_young", [False, True])
@@ -85,7 +101,7 @@ async def test_a_slow_feed_is_advised_a_longer_grace_than_it_has(program: Progra
     found = await of(program)
     assert found["advised"] >= 40 * 60 > found["grace"]
     text = (await program("report", "lag", "--feed", "mg")).stdout
-    assert "the grace is 15m; 45m would be enough (max_risk 0.01)" in text
+    assert "the grace is 15m; 45m would be enough: a release is as safe by then as max_risk (1 %) asks\n" in text
 
 
 async def test_a_feed_that_loses_too_much_is_advised_none_and_told_why(program: Program, db: asyncpg.Pool) -> None:

@@ -237,7 +237,7 @@ async def test_the_report_of_unknown_events_looks_back_a_day_and_is_bounded(
 ) -> None:
     await claim(db, "known")
     await event(db, "known")
-    assert (await program("report", "unknown")).stdout == "all 1 events belong to a send\n"
+    assert (await program("report", "unknown")).stdout == "1 event: each belongs to a send\n"
     for n in range(5):
         await event(db, "foreign", message_id=f"m-{n}")
     await db.execute(

@@ -8,6 +8,7 @@ import shutil
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,7 +17,7 @@ import asyncpg
 import psycopg
 import pytest
 from campaign_kit import loaded, people
-from kit import claim, confirm, event, heard_neighbours, old_claim
+from kit import claim, confirm, event, heard_neighbours, make_older, old_claim
 from program import Program
 from serving import ROOT, sample, serving, until, write_config
 
@@ -100,14 +101,14 @@ async def test_a_reconciler_of_its_role_passes_tells_prunes_and_serves_sends(
             return await db.fetchval(query) == 2
 
         await until(decided, "a verdict for both")
-        await send_over_http(server.session, server.url)
+        await send_over_http(server.session, server.url, db)
         assert await server.stop() == 0
     assert complaints(server.lines) == []
     assert await db.fetchval("SELECT pruned_at IS NOT NULL FROM installation")
     assert await db.fetchval("SELECT heartbeat > 0 FROM feed_state WHERE feed = '*'")
 
 
-async def send_over_http(session: aiohttp.ClientSession, url: str) -> None:
+async def send_over_http(session: aiohttp.ClientSession, url: str, db: asyncpg.Pool) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
 
     async def post(path: str, status: int, **body: object) -> dict[str, object]:
@@ -122,6 +123,7 @@ async def send_over_http(session: aiohttp.ClientSession, url: str) -> None:
     await post("enqueue", 201, key="order:2", feed="mg")
     claimed = await post("sends", 201, key="order:3", feed="mg")
     await post("sends/order:3/fail", 200, fence=claimed["fence"], reason="422", not_sent=False)
+    await make_older(db, "order:3", timedelta(seconds=61))
     await post("sends/order:3/operator/release", 200, reason="the address was put right")
     async with session.get(f"{url}/v1/sends/order:1", headers=headers) as answer:
         assert (await answer.json())["state"] == "sent"

@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
-from kit import claim
+from kit import call, claim, old_claim
 
 from reconciler import guard, guard_many, guard_many_sync
 
@@ -169,3 +169,22 @@ async def test_a_cancelled_batch_leaves_its_cause(db: asyncpg.Pool) -> None:
     with pytest.raises(asyncio.CancelledError):
         await sender
     assert await db.fetchval("SELECT array_agg(DISTINCT cause) FROM send_log") == ["CancelledError"]
+
+
+async def test_of_a_batch_only_the_send_that_somebody_called_sent_meanwhile_is_told_so(
+    db: asyncpg.Pool, dsn: str, many: Many
+) -> None:
+    for key in SENDS:
+        await old_claim(db, key)
+        assert (await call(db, "operator_release", key, "because", "me"))["outcome"] == "released"
+
+    def answer(_: Sequence[guard.Claim]) -> object:
+        with psycopg.connect(dsn, autocommit=True) as person:
+            person.execute("SELECT * FROM operator_decide('order:2', 'sent', 'seen in the log', 'me')")
+        return postmark(0, 0, 0)
+
+    sent = await many(SENDS, answer, provider="postmark")
+    assert [(one.outcome, one.claim.attempt) for one in sent] == [("sent", 2)] * 3
+    told = [one.reason for one in sent]
+    assert told[1] == "it was sent already (operator): an earlier attempt may have been accepted"
+    assert told[0] == told[2] != told[1]

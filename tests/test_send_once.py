@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import aiohttp
@@ -13,7 +16,7 @@ import asyncpg
 import psycopg
 import pytest
 import requests
-from kit import claim, make_older
+from kit import claim, event, make_older, old_claim, reconcile
 
 from reconciler import guard, guard_sync
 from reconciler.breakable.esp import Esp, esp
@@ -116,7 +119,7 @@ async def test_a_call_without_an_answer_stays_claimed_with_its_cause(
     db: asyncpg.Pool, once: Once, provider: Esp, fate: Fate
 ) -> None:
     provider.next_fates.append(fate)
-    sent = await once(submit_within=0.5 if fate is Fate.HANGS else 30)
+    sent = await once(submit_within=3 if fate is Fate.HANGS else 30)
     assert (sent.outcome, sent.taken, sent.recorded) == ("waiting", False, True)
     assert isinstance(sent.error, Exception)
     row = await db.fetchrow("SELECT state, cause FROM send_log")
@@ -155,6 +158,13 @@ async def test_a_held_or_expired_send_says_so_and_is_not_submitted(db: asyncpg.P
     assert (held.outcome, held.reason, expired.outcome) == ("held", "not_before", "expired")
     assert held.retry_at is not None
     assert provider.taken == {}
+
+
+async def test_a_time_is_told_in_whatever_way_the_database_writes_times(db: asyncpg.Pool, once: Once) -> None:
+    here = await db.fetchval("SELECT current_database()")
+    await db.execute(f"ALTER DATABASE {here} SET datestyle = 'German'")  # for connections made from now on
+    held = await once("order:held", not_before="2999-01-01T00:00:00Z")
+    assert (held.outcome, held.retry_at) == ("held", datetime(2999, 1, 1, tzinfo=UTC))
 
 
 async def test_a_mistake_in_submit_is_recorded_and_raised(db: asyncpg.Pool, once: Once) -> None:
@@ -208,6 +218,40 @@ async def test_the_late_answer_of_a_superseded_attempt_is_kept_and_wins(
         return "m-of-attempt-1"
 
     sent = await once(submit=slow)
-    assert (sent.outcome, sent.taken) == ("sent_late", True)
+    assert (sent.outcome, sent.taken, sent.reason) == ("sent_late", True, "the row was claimed")
     assert await state(db) == "sent"
     assert (await once()).outcome == "already_sent"
+
+
+async def test_a_second_attempt_is_told_that_its_send_was_found_sent_before_it_was_confirmed(
+    db: asyncpg.Pool, once: Once, provider: Esp
+) -> None:
+    await old_claim(db, KEY)
+    await db.execute("SELECT * FROM operator_release($1, 'because', 'me')", KEY)
+
+    async def overtaken(_: guard.Claim) -> str:
+        """Answer only after the feed spoke, of this attempt or the first, and a pass heard it."""
+        await event(db, KEY, message_id="m-of-attempt-1")
+        await reconcile(db)
+        return "m-of-attempt-2"
+
+    sent = await once(submit=overtaken)
+    assert (sent.outcome, sent.taken, sent.claim.attempt) == ("sent", True, 2)
+    assert sent.reason == "it was sent already (feed): an earlier attempt may have been accepted"
+
+
+async def test_a_second_attempt_that_was_the_first_to_say_so_is_told_the_providers_answer(
+    db: asyncpg.Pool, once: Once, provider: Esp
+) -> None:
+    await old_claim(db, KEY)
+    await db.execute("SELECT * FROM operator_release($1, 'because', 'me')", KEY)
+    sent = await once()
+    assert (sent.outcome, sent.claim.attempt, sent.reason) == ("sent", 2, "HTTP 200")
+
+
+@pytest.mark.parametrize("module", ["guard_sync", "guard_many_sync"])
+def test_without_psycopg_it_is_said_which_extra_is_to_be_installed(module: str) -> None:
+    alone = f"import sys; sys.modules['psycopg'] = None; from reconciler import {module}"
+    done = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(r"ImportError: guard_sync needs an extra \(.*psycopg.*\): install the extra sync of", done.stderr)

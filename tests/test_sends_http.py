@@ -7,6 +7,7 @@ import asyncio
 import gzip
 import io
 import json
+import math
 import string
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -108,6 +109,18 @@ async def test_whoever_else_asks_is_told_until_when_to_wait(sender: Sender) -> N
     assert sender.headers["Content-Type"] == "application/problem+json"
     assert 30 < int(sender.headers["Retry-After"]) <= 40
     assert datetime.fromisoformat(refused["retry_at"]) > datetime.now(UTC)
+
+
+async def test_a_claim_that_says_no_time_gets_what_its_class_is_given(sender: Sender, db: asyncpg.Pool) -> None:
+    for key, options, seconds in (
+        ("a", {}, 60),
+        ("b", {"message_class": "slow"}, 45),
+        ("c", {"submit_within": 20}, 20),
+    ):
+        status, claimed = await sender.claim(key, **options)
+        assert (status, math.ceil(claimed["seconds_left"])) == (201, seconds)
+        given = await db.fetchval("SELECT submit_by - claimed_at FROM send_log WHERE send_key = $1", key)
+        assert given == timedelta(seconds=seconds)
 
 
 async def test_an_attempt_that_nobody_can_tell_of_is_ambiguous(sender: Sender, db: asyncpg.Pool) -> None:
@@ -385,6 +398,21 @@ async def test_a_key_of_any_characters_can_be_named_in_a_path(sender: Sender, ke
     assert claimed["wire_key"] == wire_key(key)
     assert told(await sender.confirm(claimed["fence"], key)) == (200, "sent", "sent")
     assert (await sender.look(key))[1]["wire_key"] == wire_key(key)
+
+
+async def test_a_second_attempt_is_told_that_its_send_was_found_sent_before_it_was_confirmed(
+    sender: Sender, db: asyncpg.Pool
+) -> None:
+    _, first = await sender.claim()
+    assert (await sender.confirm(first["fence"]))[1] == {"outcome": "sent", "state": "sent", "reason": None}
+    await sender.claim("again")
+    await make_older(db, "again", timedelta(hours=1))
+    assert (await call(db, "operator_release", "again", "note", "ann"))["outcome"] == "released"
+    _, second = await sender.claim("again")
+    assert (await call(db, "operator_decide", "again", "sent", "note", "ann"))["outcome"] == "sent"
+    status, answer = await sender.confirm(second["fence"], "again")
+    assert (status, answer["outcome"], answer["state"]) == (200, "sent", "sent")
+    assert answer["reason"] == "it was sent already (operator): an earlier attempt may have been accepted"
 
 
 async def test_any_printable_key_can_be_named_in_a_path(sender: Sender) -> None:

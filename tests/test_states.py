@@ -132,6 +132,11 @@ async def failed_by_its_sender(db: asyncpg.Pool) -> None:
     assert await fail(db, KEY, await fence(db), "422", not_sent=False) == "failed"
 
 
+async def failed_by_its_sender_long_ago(db: asyncpg.Pool) -> None:
+    await failed_by_its_sender(db)
+    await make_older(db, KEY, timedelta(minutes=5))
+
+
 STATES: dict[str, tuple[Callable[[asyncpg.Pool], Awaitable[None]], str]] = {
     "no row": (no_row, "none"),
     "new": (new, "pending"),
@@ -152,6 +157,7 @@ STATES: dict[str, tuple[Callable[[asyncpg.Pool], Awaitable[None]], str]] = {
     "failed: attempts": (failed_attempts, "failed (attempts)"),
     "failed by an operator": (failed_by_an_operator, "failed (operator)"),
     "failed by its sender": (failed_by_its_sender, "failed (422)"),
+    "failed by its sender, long ago": (failed_by_its_sender_long_ago, "failed (422)"),
 }
 """How a send comes into each state, and what it looks like there."""
 

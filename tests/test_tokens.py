@@ -99,13 +99,14 @@ async def test_the_process_that_runs_passes_serves_the_api(
     tmp_path: Path, dsn: str, arguments: tuple[str, ...], served: bool
 ) -> None:
     token = new_token()
-    config = write_config(tmp_path, f'[api.tokens.shop]\nhash = "{hash_of(token)}"')
+    config = write_config(tmp_path, f'[rules]\nsubmit_within = "50s"\n[api.tokens.shop]\nhash = "{hash_of(token)}"')
     async with serving(config, *arguments, RECONCILER_DATABASE__URL=dsn) as server:
         await server.becomes(200)
         headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": "call-1"}
         body = {"key": "order:1", "feed": "mg"}
         async with server.session.post(f"{server.url}/v1/sends", json=body, headers=headers) as answer:
             assert answer.status == (201 if served else 404)
+            assert not served or 40 < (await answer.json())["seconds_left"] <= 50
         assert await server.status("/v1/openapi.json") == (200 if served else 404)
         assert await server.status("/v1/sends/order:1") == (401 if served else 404)
         assert await server.stop() == 0

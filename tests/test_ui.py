@@ -504,7 +504,8 @@ async def test_without_anybody_who_may_look_there_is_no_page(db):
     async with TestClient(TestServer(app)) as client:
         person = Person(client)
         for path in ("/ui", "/ui/", "/ui/sign-in", "/ui/static/style.css", "/ui/sends/k"):
-            assert (await person.get(path, allow_redirects=False)).status == 404
+            missing = await person.get(path, allow_redirects=False)
+            assert (missing.status, "reconciler token --scope operate" in missing.text) == (404, True)
         assert (await person.post("/ui/sign-in", {"token": SENDER}, allow_redirects=False)).status == 404
         data.take(settings())
         assert (await person.sign_in(OPS)).status == 200

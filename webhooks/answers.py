@@ -18,7 +18,8 @@ from webhooks.inbox import Stored
 from webhooks.provider import Handshake
 
 _JSON: Final[dict[str, str]] = {hdrs.CONTENT_TYPE: "application/json"}
-_PROBLEM: Final[dict[str, str]] = {hdrs.CONTENT_TYPE: "application/problem+json"}
+PROBLEM: Final = "application/problem+json"
+_PROBLEM: Final[dict[str, str]] = {hdrs.CONTENT_TYPE: PROBLEM}
 
 
 def stored(result: Stored, request: web.BaseRequest) -> web.StreamResponse:
@@ -67,10 +68,19 @@ def handshake(answer: Handshake) -> web.Response:
     return web.Response(body=answer.body, headers=answer.headers)
 
 
-def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return an error as RFC 9457 describes it."""
+def problem(
+    status: int, detail: str, headers: Mapping[str, str] | None = None, members: Mapping[str, object] | None = None
+) -> web.Response:
+    """Return an error as RFC 9457 describes it, with members of its own where it has some."""
     body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+    body |= members or {}
     return web.Response(body=json.dumps(body).encode(), status=status, headers={**_PROBLEM, **(headers or {})})
+
+
+def not_served(error: web.HTTPException) -> web.Response:
+    """Return what aiohttp itself answers in plain text, such as where nothing is served, as such an error."""
+    kept = {name: value for name, value in error.headers.items() if name in (hdrs.ALLOW, hdrs.RETRY_AFTER)}
+    return problem(error.status, error.reason, kept)
 
 
 def refused(status: int, reason: str, hint: str, retry_after: int) -> web.Response:

@@ -9,11 +9,13 @@ from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from webhooks.event import Event, derived_id, same_mailbox
 from webhooks.payload import id_at
 from webhooks.provider import Feed
+
+Setting = Literal["api_key", "api_secret", "api_scope"]
 
 MAX_PAGES: Final = 1_000
 """Pages of one answer; an API that has more of them is not read to its end."""
@@ -171,8 +173,20 @@ def items(value: object, *path: str) -> list[Any]:
 def credential(value: str, setting: str, feed: Feed) -> str:
     """Return a setting that the API needs. Raises ApiError where it is not set."""
     if not value:
-        raise ApiError("unconfigured", f"set feeds.{feed.name}.{setting}, without which this provider can't be asked")
+        raise _unconfigured(feed, setting)
     return value
+
+
+def credentials(feed: Feed, first: Setting, second: Setting) -> tuple[str, str]:
+    """Return two settings that the API needs. Raises ApiError, which names both where neither is set."""
+    found: tuple[str, str] = getattr(feed, first), getattr(feed, second)
+    if missing := [name for name, value in zip((first, second), found, strict=True) if not value]:
+        raise _unconfigured(feed, " and ".join(missing))
+    return found
+
+
+def _unconfigured(feed: Feed, settings: str) -> ApiError:
+    return ApiError("unconfigured", f"set feeds.{feed.name}.{settings}, without which this provider can't be asked")
 
 
 def needed(value: object, *path: str) -> str:

@@ -36,8 +36,10 @@ class Place:
 def s3_place(url: str, region: str | None, endpoint_url: str | None) -> Place:
     """Return the place that `s3://bucket/prefix` names. Raises ValueError."""
     found = _S3_URL.fullmatch(url)
-    if not found:
+    if not found and url.removeprefix("s3://") in (url, ""):
         raise ValueError("is no place in S3: write s3://bucket/prefix")
+    if not found:
+        raise ValueError("names no bucket: its name has 3 to 63 lower-case letters, digits, dots and hyphens")
     return Place(found[1], (found[2] or "").strip("/"), region or default_region(), endpoint_url)
 
 
@@ -73,7 +75,7 @@ async def open_client(service: str, region: str, endpoint_url: str | None) -> As
         from aiobotocore.session import get_session  # noqa: PLC0415
         from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError  # noqa: PLC0415
     except ImportError:
-        raise ApiError("unconfigured", "AWS needs an extra: pip install 'esp-reconciler[aws]'") from None
+        raise ApiError("unconfigured", "no AWS client: install the extra aws of esp-reconciler") from None
     config = AioConfig(
         connect_timeout=5, read_timeout=CALL_SECONDS, retries={"mode": "standard", "total_max_attempts": 3}
     )

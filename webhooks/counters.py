@@ -26,7 +26,7 @@ class Counters:
         self._tally: Tally = {}
 
     def note(self, feed: str, outcome: str, n: int = 1) -> None:
-        """Count `n` deliveries of a configured feed."""
+        """Count `n` deliveries of a configured feed, or of all the others together (`metrics.UNKNOWN_FEED`)."""
         metrics.delivery(feed, outcome).inc(n)
         now = self._seconds()
         self._add((feed, outcome, int(now) // 60), n, now)

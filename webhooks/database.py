@@ -13,6 +13,9 @@ import asyncpg
 ACQUIRE_SECONDS: Final = 5.0
 """Longest wait for a free connection of a pool (asyncpg itself would wait for ever)."""
 
+FAILURES: Final = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""All that asyncpg raises where a database is away, slow or unwilling (a TimeoutError is an OSError)."""
+
 CONNECT_SECONDS: Final = 10.0
 COMMAND_SECONDS: Final = 60.0
 PREPARED_STATEMENTS: Final = 100

@@ -12,16 +12,19 @@ from typing import Final, NamedTuple
 import asyncpg
 
 from webhooks import metrics
-from webhooks.database import ACQUIRE_SECONDS
+from webhooks.database import ACQUIRE_SECONDS, FAILURES
 from webhooks.event import Event
 from webhooks.rows import RowMaker, Rows, bytes_of, parts
-from webhooks.writer import FAILURES, Writer, read_layout
+from webhooks.writer import Writer, read_layout
 
 MAX_BATCH: Final = 1_000
 """Events of one transaction."""
 
 MAX_BATCH_BYTES: Final = 16_000_000
 """Bytes of one transaction, unless a single event is larger."""
+
+LONGEST_SECONDS: Final = 25.0
+"""Longest that a transaction may take. Whoever reads on by the time of storing goes back further than this."""
 
 
 class InboxBusy(Exception):
@@ -62,8 +65,8 @@ class _Chunk(NamedTuple):
 class Inbox:
     """The only writer of provider events. `open` it, `store` from any number of tasks, `close` it; else it is busy.
 
-    `queue_events` and `queue_bytes` bound what may wait, `seconds` how long. Each of the `writers` keeps one connection
-    of the pool for itself; one writer is quickest.
+    `queue_events` and `queue_bytes` bound what may wait, `seconds` (LONGEST_SECONDS at most) how long. Each of the
+    `writers` keeps one connection of the pool for itself; one writer is quickest.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class Inbox:
         seconds: float = 10.0,
         writers: int = 1,
     ) -> None:
+        if seconds > LONGEST_SECONDS:
+            raise ValueError(f"an inbox may take {LONGEST_SECONDS:g} seconds at most")
         self._max_events, self._max_bytes, self._seconds = queue_events, queue_bytes, seconds
         self._events = self._bytes = 0
         self._queue: deque[_Chunk] = deque()

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from webhooks.event import Event
 
 UNKNOWN_FEED: Final = ""
-"""The label of deliveries to feeds that are not configured (their names come from outside, so none is kept)."""
+"""What deliveries to feeds that are not configured count as: no feed can be called so, and their names are not kept."""
 
 DELIVERIES: Final = Counter(
     "reconciler_deliveries", "Requests of providers, by what became of them.", ["feed", "outcome"]

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Final
 
 import structlog
 from aiohttp import hdrs, web
 
-from webhooks import answers, metrics
+from webhooks import answers
 from webhooks.body import BodiesBusyError, BodyReader, BodyRefusedError
 from webhooks.floods import Floods
 from webhooks.inbox import InboxBusy, InboxUnavailable, Stored
-from webhooks.intake import Intake
+from webhooks.intake import Intake, place_of
+from webhooks.metrics import UNKNOWN_FEED
 from webhooks.provider import (
     BadPayload,
     Delivery,
@@ -32,7 +35,7 @@ from webhooks.provider import (
     Provider,
     Refused,
 )
-from webhooks.quiet import UnreadableRequests
+from webhooks.quiet import Quiet, UnreadableRequests
 from webhooks.registry import PROVIDERS
 
 Take = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -52,6 +55,9 @@ IDLE_SECONDS: Final = 630.0
 
 LAST_SECONDS: Final = 0.2
 """How long at shutdown each answer ends its connection, before those are cut off on which nothing came."""
+
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+"""What a feed may be called. No other name is logged: who knows what a stranger writes there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,7 @@ class Receiver:
         try:
             return await self._taken(request, feed, provider)
         except BodyRefusedError as error:
-            self._note_refused(feed, error.reason, str(error))
+            self._note_refused(feed.name, error.reason, str(error))
             return await self._in_time(feed, answers.problem(error.status, str(error)))
         except BodiesBusyError:
             return self._put_off(feed, provider, "busy")
@@ -118,7 +124,7 @@ class Receiver:
         """Answer whatever comes: a delivery, a probe, a method that its provider doesn't use, a feed nobody knows."""
         name = request.match_info["feed"]
         if (found := self._feeds.get(name)) is None:
-            return self._unknown()
+            return self._unknown(request, name)
         if request.method in found[1].facts.methods:
             return await self.endpoints[request.method, f"/webhooks/{name}"](request)
         if request.method in PROBES:
@@ -128,8 +134,11 @@ class Receiver:
             405, f"deliver by {' or '.join(found[1].facts.methods)}", {hdrs.ALLOW: ",".join(allowed)}
         )
 
-    def _unknown(self) -> web.Response:
-        metrics.delivery(metrics.UNKNOWN_FEED, "refused:unknown_feed").inc()
+    def _unknown(self, request: web.Request, name: str) -> web.Response:
+        """Refuse what no feed takes. Only what may be a delivery counts: who asks whether it is there loses nothing."""
+        if request.method not in PROBES or request.query_string:
+            named = name if NAME.fullmatch(name) else None
+            self._note_refused(UNKNOWN_FEED, "unknown_feed", "no feed of the settings has this name", name=named)
         return answers.problem(404, "no such feed")
 
     async def _taken(self, request: web.BaseRequest, feed: Feed, provider: Provider) -> web.StreamResponse:
@@ -143,7 +152,7 @@ class Receiver:
         )
         verdict = await self._intake.verdict(feed, provider, delivery)
         if isinstance(verdict, Refused):
-            self._note_refused(feed, verdict.reason, verdict.hint)
+            self._note_refused(feed.name, verdict.reason, verdict.hint)
             status = provider.facts.refused_status
             answer = answers.refused(status, verdict.reason, verdict.hint, self._retry_after)
             return await self._in_time(feed, answer)
@@ -152,7 +161,7 @@ class Receiver:
         try:
             parsed = self._intake.parsed(feed, provider, delivery)
         except BadPayload as error:
-            self._note_refused(feed, "format", str(error))
+            self._note_refused(feed.name, "format", str(error))
             return answers.problem(400, str(error))
         stored = await self._store(feed, delivery, parsed)
         return answers.handshake(parsed.answer) if parsed.answer else answers.stored(stored, request)
@@ -183,10 +192,10 @@ class Receiver:
             raise NotStored("confirmation") from None
         _log.info("subscription_confirmed", feed=feed.name)
 
-    def _note_refused(self, feed: Feed, reason: str, hint: str) -> None:
-        self._intake.counters.note(feed.name, f"refused:{reason}")
-        if (before := self._intake.quiet.silenced(feed.name, reason)) is not None:
-            _log.warning("delivery_refused", feed=feed.name, reason=reason, hint=hint, unlogged_before=before)
+    def _note_refused(self, feed: str, reason: str, hint: str, **more: str | None) -> None:
+        self._intake.counters.note(feed, f"refused:{reason}")
+        if (before := self._intake.quiet.silenced(feed, reason)) is not None:
+            _log.warning("delivery_refused", feed=feed, reason=reason, hint=hint, **more, unlogged_before=before)
 
     def _put_off(self, feed: Feed, provider: Provider, reason: str) -> web.Response:
         self._intake.counters.note(feed.name, f"later:{reason}")
@@ -211,7 +220,7 @@ def add_receiver(
     """Let an application take deliveries at `/webhooks/{feed}`; run it with `make_runner`."""
     receiver = Receiver(feeds, intake, fetch, limits or Limits(), providers, watch)
     app[RECEIVER] = receiver
-    app.router.add_route("*", "/webhooks/{feed}", receiver.any)
+    app.router.add_route("*", "/webhooks/{feed:.*}", receiver.any)  # a slash too many loses deliveries as well
 
 
 def make_runner(app: web.Application, shutdown_seconds: float = 60.0) -> Runner:
@@ -256,6 +265,26 @@ class _Request(web.Request):
         await super()._prepare_hook(response)
 
 
+def _with_problems(routed: Take) -> Take:
+    """Answer what nobody serves, and what nobody foresaw, by a problem document, as all else that is refused."""
+    quiet = Quiet()
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await routed(request)
+        except web.HTTPException as error:
+            if error.status < HTTPStatus.BAD_REQUEST or error.content_type == answers.PROBLEM:
+                raise
+            return answers.not_served(error)
+        except Exception as error:  # noqa: BLE001 - what nobody foresaw is answered, and logged
+            if (before := quiet.silenced("", type(error).__name__)) is not None:
+                _log.error("request_failed", **place_of(error), unlogged_before=before)
+                _log.debug("traceback", of="request_failed", exc_info=error)
+            return answers.problem(500, "the server made a mistake, see its log")
+
+    return handle
+
+
 class Runner(web.AppRunner):
     """Takes deliveries past the application's router, which costs a tenth of a small one; the rest goes through it."""
 
@@ -269,9 +298,7 @@ class Runner(web.AppRunner):
         if server is None:
             return
         server.request_factory = partial(self.app._make_request, _cls=partial(_Request, self))  # type: ignore[arg-type]  # noqa: SLF001 - it takes no class
-        if receiver is None:
-            return
-        endpoints, routed = receiver.endpoints, server.request_handler
+        endpoints, routed = receiver.endpoints if receiver else {}, _with_problems(server.request_handler)
 
         def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
             take = endpoints.get((request.method, request.path))

@@ -12,15 +12,12 @@ import asyncpg
 import structlog
 
 from webhooks import metrics
-from webhooks.database import ACQUIRE_SECONDS, is_behind_pooler
+from webhooks.database import ACQUIRE_SECONDS, FAILURES, is_behind_pooler
 from webhooks.quiet import Quiet
 from webhooks.rows import SEPARATOR, UNDATED, Key, RowMaker, Rows, halves, reduced
 
 Fresh = Sequence[Sequence[object]]
 """The rows that were not there before; each begins with wire key, message id, event id and feed."""
-
-FAILURES: Final = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""All that asyncpg raises where a database is away, slow or unwilling (a TimeoutError is an OSError)."""
 
 _log: Final = structlog.get_logger()
 

@@ -54,11 +54,17 @@ BEGIN
             SELECT wire_key, bool_or(testimony = 'accepted') AS accepted, bool_or(testimony = 'rejected') AS rejected,
                    min(message_id) FILTER (WHERE testimony = 'accepted' AND message_id NOT LIKE '~%') AS message_id,
                    max(ARRAY[delivery_rank(kind), extract(epoch FROM coalesce(occurred_at, received_at))]::float8[]) AS best,
-                   min(reason) FILTER (WHERE testimony = 'rejected') AS words, bool_and(source = 'look-up') AS asked
+                   min(reason) FILTER (WHERE testimony = 'rejected') AS words,
+                   min(source) FILTER (WHERE testimony = 'accepted') AS first_accepting,
+                   max(source) FILTER (WHERE testimony = 'accepted') AS last_accepting,
+                   min(source) FILTER (WHERE testimony = 'rejected') AS first_rejecting,
+                   max(source) FILTER (WHERE testimony = 'rejected') AS last_rejecting
             FROM provider_event WHERE wire_key = ANY (keys) GROUP BY wire_key
         ), found AS MATERIALIZED (
             SELECT p.wire_key, p.state AS state_then, p.fence AS fence_then, e.message_id, e.words, coalesce(e.best, '{0}') AS best,
-                   CASE WHEN e.asked THEN 'look-up' ELSE 'feed' END AS source,
+                   CASE WHEN e.accepted THEN testified_by(e.first_accepting, e.last_accepting)
+                        WHEN i.said = 'accepted' THEN 'feed'
+                        ELSE testified_by(e.first_rejecting, e.last_rejecting) END AS source,
                    coalesce(e.accepted, false) OR i.said IS NOT DISTINCT FROM 'accepted' AS accepted,
                    coalesce(e.rejected, false) OR i.said IS NOT DISTINCT FROM 'rejected' AS rejected
             FROM unnest(keys, states, fences) AS p(wire_key, state, fence)
@@ -105,7 +111,7 @@ DECLARE
     best float8[];
     name text;
     told_at timestamptz;
-    asked boolean;
+    witness text;
     r send_log;
 BEGIN
     sent := 0;
@@ -128,14 +134,14 @@ BEGIN
         best := send_outcome(r);
         name := delivery_name(best[1]::int);
         told_at := CASE WHEN best[1] > 0 THEN to_timestamp(best[2]) END;
-        asked := (SELECT bool_and(e.source = 'look-up') FROM provider_event e WHERE e.wire_key = r.wire_key);
+        witness := send_testified_by(r.wire_key, 'accepted');
         UPDATE send_log l SET state = 'sent', sent_at = t, failed_at = NULL,
-            verdict_source = CASE WHEN asked THEN 'look-up' ELSE 'feed' END, verdict_reason = 'accepted',
+            verdict_source = witness, verdict_reason = 'accepted',
             delivery = name, delivery_at = told_at, updated_at = t
         WHERE l.wire_key = r.wire_key AND l.state = 'failed' AND l.failed_at = r.failed_at;
         CONTINUE WHEN NOT FOUND;
         INSERT INTO verdict (wire_key, attempt, fence, pass, action, reason, source, who, feed, claimed_at, submit_by, message_id, note)
-        VALUES (r.wire_key, r.attempt, r.fence, pass_id, 'sent', 'accepted', CASE WHEN asked THEN 'look-up' ELSE 'feed' END, by,
+        VALUES (r.wire_key, r.attempt, r.fence, pass_id, 'sent', 'accepted', witness, by,
             r.feed, r.claimed_at, r.submit_by, r.provider_message_id, 'late evidence: the row had failed');
         sent := sent + 1;
     END LOOP;

@@ -67,16 +67,6 @@ BEGIN
     RETURN n;
 END $$;
 
--- See DELETE_CAPPED.
-CREATE OR REPLACE FUNCTION citus_delete_capped(cut timestamptz, most bigint) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
-BEGIN
-    RETURN citus_delete_pending(ARRAY(SELECT l.wire_key FROM send_log l
-        WHERE l.state = 'pending' AND l.capped_until < cut AND l.campaign IS NULL AND l.attempt = 0 AND l.next_check_at IS NULL
-          AND NOT EXISTS (SELECT 1 FROM provider_event e WHERE e.wire_key = l.wire_key)
-        ORDER BY l.capped_until LIMIT most));
-END $$;
-
 -- Deletes events without a time that no send may still need. At most
 -- ten thousand a run. See DELETE_UNDATED.
 CREATE OR REPLACE FUNCTION citus_delete_undated(cut timestamptz, late_window interval) RETURNS bigint

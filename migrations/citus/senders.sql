@@ -49,15 +49,6 @@ BEGIN
                 WHEN cardinality(heard) > 0 THEN 'none' END;
 END $$;
 
--- Whether an event with this message id and recipient may be about another send, too.
-CREATE OR REPLACE FUNCTION send_shares_id(w text, of_feed text, id text, about text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
-BEGIN
-    RETURN EXISTS (SELECT 1 FROM send_log l
-        WHERE l.feed = of_feed AND (l.provider_message_id = id OR l.known_message_id = id) AND l.wire_key <> w
-          AND (about IS NULL OR l.recipient_key IS NULL OR l.recipient_key = about));
-END $$;
-
 -- Locks those of these rows that nobody has locked, one after the other, and returns them.
 CREATE OR REPLACE FUNCTION send_lock(keys text[]) RETURNS SETOF send_log
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$

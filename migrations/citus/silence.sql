@@ -119,7 +119,7 @@ BEGIN
     FOR s IN SELECT a.wire_key, a.cause, a.state, a.verdict_source FROM ambiguous a
         WHERE a.feed = of_feed AND a.claimed_at < before ORDER BY a.claimed_at DESC LIMIT most
     LOOP
-        CONTINUE WHEN s.state = 'failed' AND s.verdict_source = 'feed' OR s.verdict_source = 'operator';
+        CONTINUE WHEN s.state = 'failed' AND s.verdict_source IN ('feed', 'look-up') OR s.verdict_source = 'operator';
         keys := keys || s.wire_key;
         causes := causes || (s.cause IS NOT NULL);
         proved := proved || coalesce(s.state = 'sent' AND s.verdict_source IN ('feed', 'look-up'), false);

@@ -22,12 +22,13 @@ from aiohttp.typedefs import Handler, Middleware
 from reconciler import metrics
 from reconciler.api.openapi import document
 from reconciler.api.requests import LARGEST_BODY
-from reconciler.api.routes import CALLER, OUTCOME, Routes
+from reconciler.api.routes import CALLER, OUTCOME, Routes, Within
 from reconciler.configuration.tables import ApiSettings
 from reconciler.idempotency import idempotency, nothing_queued
 from reconciler.problem import Problem, retry_after
-from reconciler.sending.idempotency_store import AWAY, Store, unavailable
+from reconciler.sending.idempotency_store import Store, unavailable
 from reconciler.tokens import Caller, Scope, Tokens
+from webhooks.database import FAILURES
 from webhooks.provider import Provider
 from webhooks.quiet import Quiet
 
@@ -62,12 +63,14 @@ def callers(settings: ApiSettings) -> Iterator[tuple[str, Caller]]:
         yield from ((hashed, Caller(name, frozenset(token.scopes))) for hashed in token.hash)
 
 
-def add_api(app: web.Application, settings: ApiSettings, feeds: Mapping[str, Provider], store: Store) -> Tokens:
+def add_api(
+    app: web.Application, settings: ApiSettings, feeds: Mapping[str, Provider], store: Store, within: Within
+) -> Tokens:
     """Serve `/v1/sends` and its description; return the tokens that it knows.
 
     `store.pool` is the database, None until it was reached. `feeds` may change while it is served.
     """
-    routes = Routes(store, feeds)
+    routes = Routes(store, feeds, within)
     table = (
         Route(hdrs.METH_POST, "/v1/sends", SEND, routes.claim),
         Route(hdrs.METH_POST, "/v1/enqueue", SEND, routes.enqueue),
@@ -233,6 +236,6 @@ async def _database(request: web.Request, handler: Handler) -> web.StreamRespons
         return await handler(request)
     except (asyncpg.DataError, asyncpg.ProgramLimitExceededError) as error:
         raise Problem(422, " ".join(str(error.args[0]).split()), outcome="invalid") from None
-    except AWAY as error:
+    except FAILURES as error:
         with nothing_queued():
             raise unavailable() from error

@@ -100,7 +100,10 @@ def _paths() -> Schema:
                 "confirm",
                 "The provider took the message. Stored in every case",
                 Confirm,
-                {200: ("sent, sent_late, duplicate", "Done"), **_UNKNOWN},
+                {
+                    200: ("sent, sent_late, duplicate; with a reason where there is more to know", "Confirmed"),
+                    **_UNKNOWN,
+                },
             )
         },
         "/v1/sends/{key}/fail": {
@@ -232,6 +235,7 @@ def _answers() -> Schema:
             outcome={"const": "already_sent"}, state={"const": "sent"}, wire_key=text, reason=maybe, retry_at=moment
         ),
         "Enqueued": _object(outcome=outcomes["enqueue"], wire_key=text),
+        "Confirmed": _object(outcome=outcomes["confirm"], state={"const": "sent"}, reason=maybe),
         "Done": _object(outcome=outcomes["done"], state=state),
         "Send": _object(
             wire_key=text,
@@ -262,7 +266,8 @@ def _answers() -> Schema:
 
 _OUTCOMES: Final = {
     "enqueue": ("enqueued", "exists"),
-    "done": ("sent", "sent_late", "duplicate", "failed", "released", "waiting"),
+    "confirm": ("sent", "sent_late", "duplicate"),
+    "done": ("sent", "failed", "released", "waiting"),
 }
 
 

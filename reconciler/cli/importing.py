@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from reconciler.cli.root import App, Command, Failed, feed_text, json_option, size_of
-from reconciler.cli.text import say, say_json, say_table
+from reconciler.cli.text import count, say, say_json, say_table
 
 if TYPE_CHECKING:
     from reconciler.filling.importing import Format, Imported
@@ -49,7 +49,7 @@ def import_(app: App, file: BinaryIO, form: Format, feed: str | None, dry_run: b
     if not done.sends + done.bad_lines:
         raise Failed(f"{getattr(file, 'name', 'the file')} holds no send")
     if done.bad_lines:
-        raise Failed(f"{done.bad_lines} lines were passed over")
+        raise Failed(f"{count(done.bad_lines, 'line was', 'lines were')} passed over")
 
 
 async def _imported(
@@ -70,7 +70,7 @@ async def _imported(
 def _say_imported(done: Imported, dry_run: bool) -> None:
     counts = [(done.outcomes[name], words) for name, words in _OUTCOMES.items()]
     text = ", ".join(f"{n} {words}" for n, words in counts if n) or "nothing"
-    say(f"{done.sends} sends: {text}" + (" (a dry run: nothing was kept)" if dry_run else ""))
+    say(f"{count(done.sends, 'send')}: {text}" + (" (a dry run: nothing was kept)" if dry_run else ""))
     if done.unheard:
         say(f"{done.unheard} were answered and have no heard_at: to their feeds' history they are unheard of")
     if done.bad:

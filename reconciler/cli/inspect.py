@@ -54,11 +54,12 @@ def status(app: App, check: bool, feed: str | None, as_json: bool) -> None:
     give_up_after); where a released one is claimed by nobody for 15 min; where sends wait and no pass ran for 5 min, or
     no process that decides gave a sign of life; where a process tells of itself that its work fails again and again,
     the database is slow, its figures are old or its archive lost something; where a feed's newest delivery of the day
-    was refused, or more than one in ten of half an hour, or deliveries are put off for 10 min, or none came though
-    sends were answered, or fewer than nine in ten answered sends of an hour were heard of, or none of a class ever, or
-    a twentieth vanished, or only the provider's API knew of one; where its queue can't be read or its webhook is not as
-    it should be; where a breaker is open or the database may have gone back; where sends name a feed that is not
-    configured; where 20 events of a day and more than half have a key that no send has; where the archive can't be
+    was refused, or more than one in ten of half an hour, or one of the day that was proved to be its provider's; where
+    five of an hour were for no feed of the settings; where a feed's deliveries are put off for 10 min, or none came
+    though sends were answered, or fewer than nine in ten answered sends of an hour were heard of, or none of a class
+    ever, or a twentieth vanished, or only the provider's API knew of one; where its queue can't be read or its webhook
+    is not as it should be; where a breaker is open or the database may have gone back; where sends name a feed that is
+    not configured; where 20 events of a day and more than half have a key that no send has; where the archive can't be
     written; where this month or the next has no partition; where clocks differ by more than 30 s; where a pooler has no
     database.direct_url beside it; and where the settings hold a warning.
     """
@@ -97,9 +98,8 @@ def status(app: App, check: bool, feed: str | None, as_json: bool) -> None:
 
 def _looked_at(app: App) -> dict[str, str | None]:
     """Return which settings and which database this was about: another directory may mean others."""
-    url = app.settings.masked()["database"]["url"]
     file = app.settings_file
-    return {"settings_file": str(file.resolve()) if file else None, "database": url or f"embedded in {app.data_dir}"}
+    return {"settings_file": str(file.resolve()) if file else None, "database": app.settings.database_in_use()}
 
 
 def _status_as_json(found: Status) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _say_status(found: Status, findings: list[Finding]) -> None:
     _say_part(
         "Refused deliveries",
         ("FEED", "REASON", "LAST HOUR", "LAST DAY", "NEWEST"),
-        [(r.feed, r.reason, r.last_hour, r.last_day, when(r.last_at, now)) for r in found.refused],
+        [(r.feed or None, r.reason, r.last_hour, r.last_day, when(r.last_at, now)) for r in found.refused],
     )
     say()
     say(_last_pass(found))

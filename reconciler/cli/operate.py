@@ -24,8 +24,6 @@ from reconciler.cli.root import (
 from reconciler.cli.text import say, say_json, say_table
 
 if TYPE_CHECKING:
-    import asyncpg
-
     from reconciler.database.connection import Connection
     from webhooks.database import BoundedPool
 
@@ -61,13 +59,9 @@ WHERE state IN ('pending', 'claimed') AND next_check_at IS NOT NULL AND held_rea
 ORDER BY wire_key
 """
 
-RELEASE: Final = "SELECT outcome, reason FROM operator_release($1, $2, $3)"
-CONFIRM: Final = "SELECT outcome, reason FROM operator_decide($1, 'sent', $2, $3)"
-FAIL: Final = "SELECT outcome, reason FROM operator_decide($1, 'failed', $2, $3)"
 
-
-def _verb(statement: str, verb: str, summary: str) -> click.Command:
-    """Return the command that runs a verb's statement for each key. `summary` is its help."""
+def _verb(verb: str, summary: str) -> click.Command:
+    """Return the command that performs a verb for each key. `summary` is its help."""
 
     @click.command(verb, cls=Command, help=summary, epilog=HELD_EXAMPLE.format(verb=verb))
     @click.argument("keys", metavar="[KEY]...", nargs=-1, callback=key_text)
@@ -83,35 +77,35 @@ def _verb(statement: str, verb: str, summary: str) -> click.Command:
             raise click.UsageError("name keys, or say --held: one of the two")
         if wish.feed and not wish.held:
             raise click.UsageError("--feed belongs to --held")
-        _report(app.with_database(lambda pool: _run(app, pool, verb, statement, wish)), as_json)
+        _report(app.with_database(lambda pool: _run(app, pool, verb, wish)), as_json)
 
     return command
 
 
 release = _verb(
-    RELEASE,
     "release",
     "Give claimed or failed sends free for another attempt.\n\nRefused where any provider spoke of the send, and while "
     "its sender may still submit. It passes a pause. The retry duplicates the message if it was accepted after all.",
 )
-confirm = _verb(CONFIRM, "confirm", "Say that sends were sent: they are never given out again.")
+confirm = _verb("confirm", "Say that sends were sent: they are never given out again.")
 fail = _verb(
-    FAIL,
     "fail",
     "Say that sends will never be sent.\n\nWhere a provider did accept one, it becomes sent instead, now or when that "
     "is heard of.",
 )
 
 
-async def _run(app: App, pool: BoundedPool, verb: str, statement: str, wish: Wish) -> list[Done]:
+async def _run(app: App, pool: BoundedPool, verb: str, wish: Wish) -> list[Done]:
+    from reconciler.passes import by_hand
+
     keys = sorted(set(wish.keys)) if wish.keys else await _held_keys(app, pool, verb, wish)
     who = operator()
     done = []
     for key in keys:
         # Not held while a person is asked, and at the level that lock-then-look needs, whatever the role's default.
         async with pool.acquire() as connection, connection.transaction(isolation="read_committed"):
-            row: asyncpg.Record = await connection.fetchrow(statement, key, wish.reason, who)
-        done.append(Done(key, row["outcome"], row["reason"]))
+            ruled = await by_hand.decide(connection, verb, key, wish.reason, who)
+        done.append(Done(key, *ruled))
     return done
 
 
@@ -208,5 +202,5 @@ def _change_hold(app: App, feed: str | None, work: Callable[[Connection, str], A
     elif holds:
         for name, hold in holds.items():
             say(f"feed {name}: {hold}")
-    else:
+    elif changed:
         say(f"{f'feed {feed}' if feed else 'all feeds'}: not on hold")

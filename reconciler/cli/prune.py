@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reconciler.cli.root import App, Command, json_option
-from reconciler.cli.text import iso, say, say_json, say_table
+from reconciler.cli.text import count, iso, say, say_json, say_table
 from reconciler.units import format_duration
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def forget(app: App, recipient: str, dry_run: bool, as_json: bool) -> None:
         say_json({"dry_run": dry_run, **_as_json(done), "archive": archive})
         return
     verb = "would redact" if dry_run else "redacted"
-    say(f"{verb} {done.rows['send_log']} sends, {done.rows['provider_event']} events, {done.rows['verdict']} verdicts")
+    words = {"send_log": "send", "provider_event": "event", "verdict": "verdict"}
+    say(f"{verb} {', '.join(count(done.rows[table], word) for table, word in words.items())}")
     for line in _remains(done, archive):
         say(line)
 
@@ -117,12 +118,13 @@ def _remains(done: Forgotten, archive: dict[str, str] | None) -> list[str]:
     if done.undecided:
         named = ", ".join(done.left) + (", ..." if done.undecided > len(done.left) else "")
         lines.append(
-            f"{done.undecided} sends are not decided for good yet and were left ({named}): run it again once they are; "
-            "one that nobody will claim is ended by reconciler fail KEY"
+            f"{count(done.undecided, 'send is', 'sends are')} not decided for good yet and left ({named}): run it "
+            "again then; one that nobody will claim is ended by reconciler fail KEY"
         )
     if done.answers and done.answers_until:
         lines.append(
-            f"{done.answers} answers kept for an Idempotency-Key go by themselves by {iso(done.answers_until)}"
+            f"{count(done.answers, 'answer')} kept for an Idempotency-Key: deleted without you by "
+            f"{iso(done.answers_until)}"
         )
     if done.suppressed:
         lines.append("the suppression list keeps the address, or campaigns would write to him: see suppress remove")

@@ -86,10 +86,15 @@ def _say(report: Report, names: dict[str, str], dry_run: bool) -> None:
     say_table(("VERDICT", "SENDS"), counts)
     if dry_run:
         say()
+        from reconciler.rule.in_words import percent
+
         shown = report.verdicts[:MOST_ROWS]
         risky = any(verdict.risk is not None for _, verdict in shown)
         header = ("SEND KEY", "WIRE KEY", "ACTION", "REASON", "NEXT LOOK", "RISK")
-        rows = [(names.get(key), key, v.action, v.reason, v.next_check_at, v.risk) for key, v in shown]
+        rows = [
+            (names.get(key), key, v.action, v.reason, v.next_check_at, None if v.risk is None else percent(v.risk))
+            for key, v in shown
+        ]
         say_table(header[: 5 + risky], [row[: 5 + risky] for row in rows])
         if len(report.verdicts) > MOST_ROWS:
             say(f"... and {len(report.verdicts) - MOST_ROWS} more: see --json")

@@ -15,7 +15,7 @@ import click
 
 from reconciler.cli.roads import time_text
 from reconciler.cli.root import App, Command, Root, feed_option, json_option, operator
-from reconciler.cli.text import say, say_json, say_table
+from reconciler.cli.text import count, say, say_json, say_table
 from reconciler.errors import UserError
 
 if TYPE_CHECKING:
@@ -175,16 +175,15 @@ def unknown(app: App, since: datetime, feed: str | None, as_json: bool) -> None:
 
 def _say_unknown(found: UnknownEvents) -> None:
     if not found.groups:
-        say(f"all {found.looked_at} events belong to a send")
+        say(f"{count(found.looked_at, 'event')}: each belongs to a send")
         return
     say_table(
         ("FEED", "KEY", "KIND", "EVENTS", "NEWEST", "FOR EXAMPLE"),
         [(u.feed, u.key, u.kind, u.events, u.newest, ", ".join(u.examples)) for u in found.groups],
     )
-    say(
-        f"of {found.looked_at} events; key unknown: another installation's (see reconciler migrate --namespace), or its"
-    )
-    say("row is gone; key none: sent without the stamp (see reconciler stamp)")
+    looked_at = count(found.looked_at, "event")
+    say(f"of {looked_at}; key unknown: another installation's (see reconciler migrate --namespace)")
+    say("or its row is gone; key none: sent without the stamp (see reconciler stamp)")
 
 
 @report.command(cls=Command, epilog="Example: reconciler report drift --since 30d --within 24h")
@@ -224,7 +223,7 @@ def drift(app: App, since: datetime, within: timedelta, limit: int, feed: str | 
 
 
 def _say_drift(found: Drift) -> None:
-    say(f"looked at {found.looked_at} sends, {found.compared} of them with recipient and fingerprint")
+    say(f"looked at {count(found.looked_at, 'send')}, {found.compared} of them with recipient and fingerprint")
     if found.repeated:
         say()
         say_table(
@@ -339,6 +338,6 @@ def _say_looked_at(looked_at: list[Looked]) -> None:
     from reconciler.insight.inventory import sampled
 
     sends, compared = (sum(getattr(one, name) for one in looked_at) for name in ("sends", "with_recipient"))
-    say(f"looked at {sends} sends, {compared} of them with a recipient")
+    say(f"looked at {count(sends, 'send')}, {compared} of them with a recipient")
     if some := sampled(looked_at):
         say(f"of {', '.join(some)} at a sample: counts are the sample's, and what is rare may be missing (--since)")

@@ -90,9 +90,9 @@ def _say_lag(one: Lag) -> None:
     if one.advised is None:
         say(f"{grace}; none is advised: {one.why_none}")
     elif one.advised == one.grace:
-        say(f"{grace}, as advised")
+        say(f"{grace}, as advised: {one.why_advised}")
     else:
-        say(f"{grace}; {format_duration(one.advised)} would be enough (max_risk {one.max_risk:g})")
+        say(f"{grace}; {format_duration(one.advised)} would be enough: {one.why_advised}")
 
 
 def _telling(one: Lag) -> list[Point]:
@@ -102,9 +102,10 @@ def _telling(one: Lag) -> list[Point]:
 
 
 def _row(point: Point) -> tuple[object, ...]:
+    from reconciler.rule.in_words import percent
     from reconciler.units import format_duration
 
-    risk = f"{point.risk:.3g}" if point.risk is not None else None
+    risk = percent(point.risk) if point.risk is not None else None
     heard = point.heard or 0.0
     return format_duration(timedelta(seconds=point.age)), f"{heard:.1%}", risk, _bar(heard)
 

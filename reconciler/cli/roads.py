@@ -12,18 +12,24 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from reconciler.cli.root import App, Command, Failed, feed_text, json_option, key_text, operator
-from reconciler.cli.text import iso, say, say_json, say_table
+from reconciler.cli.text import count, iso, say, say_json, say_table
 
 if TYPE_CHECKING:
     from reconciler.filling.backfill import Backfilled
+    from reconciler.filling.reparse import Reparsed
     from reconciler.filling.replay import Source, Summary
     from reconciler.passes.lookup import LookedUp
     from webhooks.database import BoundedPool
 
 _EARLIEST: Final = datetime(1990, 1, 1, tzinfo=UTC)
 
-NOT_ASKED: Final = ("unsupported", "unconfigured", "unauthorized", "forbidden", "unreachable", "timeout", "garbage")
-"""Reasons for a look-up's silence that a person can put right."""
+NOT_ASKED: Final = frozenset(
+    {"unsupported", "unconfigured", "hashed_recipient", "no_recipient", "several_recipients", "no_message_id"}
+)
+"""Reasons for which a look-up asked nobody."""
+
+NO_ANSWER: Final = ("unauthorized", "forbidden", "unreachable", "timeout", "garbage")
+"""Reasons for which a question had no answer, and which a person can put right."""
 
 MOST_DAMAGED: Final = 20
 """Damaged entries that are named for people; --json names more."""
@@ -47,8 +53,9 @@ def time_text(_context: click.Context, _parameter: click.Parameter, value: str |
 
 
 @click.command(cls=Command, epilog="Example: reconciler replay s3://mail-archive/raw/2026/11/02 --region eu-west-1")
-@click.argument("source")
+@click.argument("source", required=False)
 @click.option("--feed", metavar="FEED", callback=feed_text, help="Whose deliveries they are. An archive's say it.")
+@click.option("--reparse", is_flag=True, help="Instead of SOURCE: read stored events anew that were not understood.")
 @click.option("--dry-run", is_flag=True, help="Read and parse, and store nothing.")
 @click.option("--verify", is_flag=True, help="Skip what the provider did not sign. Ages are not looked at.")
 @click.option("--region", metavar="REGION", help="AWS region of an s3:// source. Default: archive.region.")
@@ -57,8 +64,9 @@ def time_text(_context: click.Context, _parameter: click.Parameter, value: str |
 @click.pass_obj
 def replay(
     app: App,
-    source: str,
+    source: str | None,
     feed: str | None,
+    reparse: bool,
     dry_run: bool,
     verify: bool,
     region: str | None,
@@ -72,9 +80,20 @@ def replay(
     again changes nothing, except where an event's id is a header that saved bodies lack (Resend, Loops): then it is
     stored once more, which decides nothing new. What is damaged is named and skipped, and then the exit status is 1.
     While it runs the feed's silence releases nothing.
+
+    With --reparse, after an upgrade: events of kinds that no release knew when they came are read anew, of one feed or
+    all, so that a send that is held for one (unknown_event) is decided. Where recipients are stored hashed nothing is
+    kept that could be read.
     """
     if feed is not None:
         app.feed(feed)
+    if reparse:
+        if source or verify:
+            raise click.UsageError("--reparse reads what is stored: it takes no SOURCE and no --verify")
+        _reparse(app, [feed] if feed else list(app.settings.feeds), dry_run, as_json)
+        return
+    if not source:
+        raise click.UsageError("name a SOURCE: a file, a folder or s3://bucket/prefix; or use --reparse")
     place = _source(app, source, region, endpoint_url)
     summary = app.with_database(lambda pool: _replayed(app, pool, place, feed, verify, dry_run), create=False)
     if as_json:
@@ -84,7 +103,25 @@ def replay(
     if not summary.entries:
         raise Failed(f"{source} holds nothing that could be replayed")
     if summary.damaged_entries:
-        raise Failed(f"{summary.damaged_entries} of {summary.entries} entries were skipped")
+        raise Failed(f"{summary.damaged_entries} of {count(summary.entries, 'entry was', 'entries were')} skipped")
+
+
+def _reparse(app: App, names: list[str], dry_run: bool, as_json: bool) -> None:
+    from reconciler import composition
+    from reconciler.filling.reparse import reparse
+
+    feeds = composition.feeds(app.settings)
+
+    async def work(pool: BoundedPool) -> dict[str, Reparsed]:
+        return {name: await reparse(pool, feeds[name], dry_run=dry_run) for name in names}
+
+    done = app.with_database(work, create=False)
+    if as_json:
+        say_json(done)
+        return
+    for name, found in done.items():
+        kinds = ", ".join(f"{kind} {n}" for kind, n in sorted(found.known.items())) or "none of them known now"
+        say(f"{name}: {count(found.unknown, 'event')} of unknown kinds; {kinds}")
 
 
 def _source(app: App, source: str, region: str | None, endpoint_url: str | None) -> Source:
@@ -127,7 +164,8 @@ def _bar(length: int, label: str) -> Any:
 
 
 def _say_summary(summary: Summary) -> None:
-    say(f"{summary.entries} entries: {summary.events} events, {summary.stored} new, {summary.repeated} known before")
+    entries, events = count(summary.entries, "entry", "entries"), count(summary.events, "event")
+    say(f"{entries}: {events}, {summary.stored} new, {summary.repeated} known before")
     if summary.others:
         say(f"{summary.others} are of other feeds and were passed over")
     if summary.controls:
@@ -156,6 +194,7 @@ def backfill(app: App, feed: str, since: datetime, until: datetime | None, afres
     """
     from reconciler.filling.backfill import backfill as filled
     from reconciler.units import format_duration
+    from webhooks.asking import ApiError
     from webhooks.registry import PROVIDERS
 
     target = app.feed(feed)
@@ -169,7 +208,12 @@ def backfill(app: App, feed: str, since: datetime, until: datetime | None, afres
             def tell(done: Backfilled) -> None:
                 bar.update(int((done.done_until - since) / timedelta(seconds=1)) - bar.pos)
 
-            return await filled(pool, target, since, end, who=operator(), afresh=afresh, tell=tell)
+            try:
+                return await filled(pool, target, since, end, who=operator(), afresh=afresh, tell=tell)
+            except ApiError as error:
+                if error.reason != "unconfigured":
+                    raise
+                raise Failed(f"{feed} was not asked: {error.hint}") from None
 
     kept_for = PROVIDERS[target.provider].facts.kept_for
     if since < datetime.now(UTC) - kept_for:
@@ -179,7 +223,7 @@ def backfill(app: App, feed: str, since: datetime, until: datetime | None, afres
         say_json(done)
     else:
         begun = " (an earlier run was resumed)" if done.resumed else ""
-        say(f"{iso(done.since)} to {iso(done.until)}: {done.events} events, {done.stored} new{begun}")
+        say(f"{iso(done.since)} to {iso(done.until)}: {count(done.events, 'event')}, {done.stored} new{begun}")
 
 
 @click.command(cls=Command, epilog="Example: reconciler lookup order.receipt:1234")
@@ -190,7 +234,8 @@ def lookup(app: App, key: str, as_json: bool) -> None:
     """Ask a send's provider about it, and keep the answer.
 
     KEY is a send key or a wire key. The answer is accepted, rejected, absent or silent; absent needs a later send that
-    was accepted and is found by the same kind of question. Needs the feed's api_key. Nothing is released by it.
+    was accepted and is found by the same kind of question. Needs the feed's api_key. Nothing is released by it. Exits
+    with 1 where nobody could be asked.
     """
     from reconciler import composition
     from reconciler.passes.lookup import look_up_send
@@ -199,11 +244,14 @@ def lookup(app: App, key: str, as_json: bool) -> None:
         return await look_up_send(pool, composition.feeds(app.settings), key)
 
     answer = app.with_database(work, create=False)
+    asked = answer.found.reason not in NOT_ASKED
     if as_json:
         say_json(answer)
-    else:
+    elif asked:
         _say_answer(key, answer)
-    if answer.found.reason in NOT_ASKED:
+    if not asked:
+        raise Failed(f"{answer.feed} was not asked: {answer.found.hint}")
+    if answer.found.reason in NO_ANSWER:
         raise Failed(f"{answer.feed} could not be asked: {answer.found.hint}")
 
 
@@ -211,5 +259,5 @@ def _say_answer(key: str, answer: LookedUp) -> None:
     why = f" ({answer.found.reason}: {answer.found.hint})" if answer.found.reason else ""
     say(f"{answer.feed} says: {answer.found.answer}{why}")
     if answer.found.events:
-        say(f"{len(answer.found.events)} events about it, {answer.stored.stored} of them new")
+        say(f"{count(len(answer.found.events), 'event')} about it, {answer.stored.stored} of them new")
         say(f"the row is {answer.state}; the next pass settles it, or reconciler reconcile --key {key}")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, TypeVar
 import click
 
 from reconciler.cli.text import printable
-from reconciler.errors import UserError
+from reconciler.errors import OTHER_SCHEMA, UserError
 
 if TYPE_CHECKING:
     import asyncpg
@@ -221,7 +221,7 @@ def _explain_database_error(error: Exception) -> None:
     if asyncpg is None:
         return
     if isinstance(error, asyncpg.UndefinedTableError | asyncpg.UndefinedFunctionError | asyncpg.UndefinedColumnError):
-        _fail(f"the database's schema is not this program's ({error}): run reconciler migrate")
+        _fail(OTHER_SCHEMA.format(error))
     if isinstance(error, asyncpg.InsufficientPrivilegeError):
         _fail(f"the database's account may not do this: {error}")
     if isinstance(error, asyncpg.PostgresError):

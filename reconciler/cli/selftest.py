@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -141,12 +142,15 @@ def _seconds(duration: str, option: str) -> float:
 
 async def _tried(pool: BoundedPool, feed: Feed, command: Sequence[str], seconds: float, quiet: bool) -> list[Heard]:
     from reconciler.selftest.correlation import listen, marked
+    from reconciler.units import format_duration
 
     message = await marked(pool, feed)
     if command:
         await _send(command, message, quiet)
     else:
         _say_stamp(message, to_stderr=quiet)
+    wait = format_duration(timedelta(seconds=seconds))
+    click.echo(f"waiting up to {wait} for its events (--wait); Ctrl-C ends", err=True)
     heard = []
     async for event in listen(pool, feed, message, seconds):
         heard.append(event)

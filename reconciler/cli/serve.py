@@ -54,7 +54,7 @@ def _serve_with_workers(app: App, count: int) -> None:
 
 
 def _serve(app: App, only: Only, worker: int) -> None:
-    from reconciler.serving import serve as process
+    from reconciler.serving import serve as serving
 
     loop_factory = None
     if sys.platform != "win32":
@@ -63,7 +63,7 @@ def _serve(app: App, only: Only, worker: int) -> None:
         loop_factory = uvloop.new_event_loop
         _allow_connections()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(process.serve(app.settings, only, app.read_settings, worker))
+        runner.run(serving.serve(app.settings, only, app.read_settings, worker))
 
 
 def _allow_connections() -> None:

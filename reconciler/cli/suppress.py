@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import click
 
 from reconciler.cli.root import App, Command, Failed, Root, json_option, key_text, operator
-from reconciler.cli.text import say, say_json, say_table
+from reconciler.cli.text import count, say, say_json, say_table
 
 if TYPE_CHECKING:
     from reconciler.campaigns.suppression import Imported, Suppressed
@@ -47,11 +47,11 @@ def import_(app: App, file: BinaryIO, as_json: bool) -> None:
     if as_json:
         say_json(done)
     else:
-        say(f"{done.added} added, {done.known} there already, {done.bad_lines} bad lines")
+        say(f"{done.added} added, {done.known} there already, {count(done.bad_lines, 'bad line')}")
         if done.bad:
             say_table(("LINE", "WHY"), [(bad.line, bad.why) for bad in done.bad])
     if done.bad_lines:
-        raise Failed(f"{done.bad_lines} lines were passed over")
+        raise Failed(f"{count(done.bad_lines, 'line was', 'lines were')} passed over")
 
 
 @suppress.command(cls=Command, epilog='Example: reconciler suppress add ada@example.com --reason "asked by phone"')

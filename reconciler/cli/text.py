@@ -28,11 +28,16 @@ def say(text: object = "") -> None:
 def say_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows below their header, in columns as wide as their widest cell. Numbers are aligned to the right."""
     cells = [[cell(value) for value in row] for row in rows]
-    right = [bool(cells) and all(re.fullmatch(r"-?[\d.,]+%?", row[i]) for row in cells) for i in range(len(header))]
+    right = [bool(cells) and all(re.fullmatch(r"-?[\d.,]+ ?%?", row[i]) for row in cells) for i in range(len(header))]
     widths = [max(map(len, column)) for column in zip(map(printable, header), *cells, strict=True)]
     for row in (list(map(printable, header)), *cells):
         aligned = [text.rjust(w) if r else text.ljust(w) for text, w, r in zip(row, widths, right, strict=True)]
         click.echo("  ".join(aligned).rstrip())
+
+
+def count(n: int, one: str, many: str = "") -> str:
+    """Return a number with the word for so many: 1 line, 2 lines."""
+    return f"{n} {one if n == 1 else many or one + 's'}"
 
 
 def cell(value: object) -> str:

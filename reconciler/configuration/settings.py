@@ -162,6 +162,10 @@ class Settings(Section, BaseSettings):
         """Return all settings as one may show them: secrets and passwords as `***`, durations as people write them."""
         return _shown(self, only_written=False)
 
+    def database_in_use(self) -> str:
+        """Return the database that these settings lead to, without its password."""
+        return self.masked()["database"]["url"] or f"embedded in {self.database.data_dir.resolve()}"
+
     def secret_values(self) -> list[str]:
         """Return what must never reach a log line: whole secrets, and the password in a credential or URL."""
         secrets = [secret for feed in self.feeds.values() for secret in (*feed.secrets, feed.api_key, feed.api_secret)]

@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource
 
@@ -18,6 +20,14 @@ from webhooks.signature import CREDENTIAL_SCHEMES
 
 PREFIX: Final = "RECONCILER_"
 FILE_VARIABLE: Final = "RECONCILER_CONFIG"
+OTHER_VARIABLES: Final = (
+    FILE_VARIABLE,
+    f"{PREFIX}PG_BIN",
+    f"{PREFIX}CITUS_BIN",
+    f"{PREFIX}SELFTEST_URL",
+    f"{PREFIX}SELFTEST_SMTP",
+)
+"""Variables that are ours and no settings."""
 DEFAULT_FILE: Final = Path("reconciler.toml")
 NAMED_SECTIONS: Final = ("feeds", "classes")
 """Sections whose second level is a name that the user chose."""
@@ -28,6 +38,12 @@ _TOML_PLACE: Final = re.compile(r" \(at line (\d+), column \d+\)$")
 _TOML_END: Final = re.compile(r" \(at end of document\)$")
 _TOML_TABLE: Final = re.compile(r"\s*\[{1,2}([^\[\]]+)\]")
 _TOML_KEY: Final = re.compile(r"\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=")
+_NAMED_VARIABLE: Final = re.compile(r"\benv:(\w+)")
+# What Kubernetes gives to every container of a namespace with a Service called reconciler, or reconciler-NAME.
+_OF_SERVICE: Final = re.compile(
+    rf"{PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_SERVICE_URL: Final = re.compile(r"(tcp|udp|sctp)://")
 
 Key = tuple[str, ...]
 
@@ -53,11 +69,13 @@ class FileSource(InitSettingsSource):
         self.path = path or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
         text = _read_text(self.path) if self.path else ""
         self.lines = _lines(text)
+        self.named = frozenset(_NAMED_VARIABLE.findall(text))
+        """Variables in which settings may lie."""
         super().__init__(settings, _parse(text, self.path))
 
 
 class EnvironmentSource(EnvSettingsSource):
-    """Variables `RECONCILER_SECTION__SETTING`. Names without `__` are other programs' (Kubernetes sets some)."""
+    """Variables `RECONCILER_SECTION__SETTING`. Without `__` one is misspelt, unless it is known to be no setting."""
 
     def __init__(self, settings: type[BaseSettings], environ: Mapping[str, str], file: FileSource) -> None:
         super().__init__(settings, env_prefix="", env_nested_delimiter=_JOINT)
@@ -70,6 +88,7 @@ class EnvironmentSource(EnvSettingsSource):
             for name in names
             if not keys[name]
         ]
+        self.problems += _misspelt(environ, file.named, lambda: _all_variables(settings, file.init_kwargs, PREFIX))
         self.env_vars = {_JOINT.join(key): environ[name] for key, name in self.variables.items()}
 
     def __call__(self) -> dict[str, Any]:
@@ -155,9 +174,51 @@ def _key(name: str, tree: Mapping[str, Any]) -> Key | None:
     return section, _chosen_name("__".join(middle), tree.get(section)), setting
 
 
+def _misspelt(environ: Mapping[str, str], named: Collection[str], known: Callable[[], Iterable[str]]) -> Iterator[str]:
+    """Tell of variables that look like ours and are no setting: left alone, another database might be used."""
+    ours = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
+    named = {*OTHER_VARIABLES, *named, *_NAMED_VARIABLE.findall("\n".join(ours.values()))}
+    wrong = [name for name, value in ours.items() if "__" not in name and not _is_of_others(name, value, named)]
+    if not wrong:
+        return
+    forms = {name.replace("__", "_").removeprefix(PREFIX): name for name in (*known(), *OTHER_VARIABLES)}
+    for name in sorted(wrong):
+        close = get_close_matches(name.removeprefix(PREFIX), forms, n=1)
+        yield f"{name}: is no setting" + (
+            f"; did you mean {forms[close[0]]}?"
+            if close
+            else f": write {PREFIX}SECTION__SETTING or {PREFIX}FEEDS__NAME__SETTING, or give a variable of yours "
+            "another name"
+        )
+
+
+def _is_of_others(name: str, value: str, named: Collection[str]) -> bool:
+    if name in named or _OF_SERVICE.fullmatch(name):
+        return True
+    return name.endswith("_PORT") and bool(_SERVICE_URL.match(value))
+
+
+def _all_variables(table: type[BaseModel], tree: object, start: str) -> Iterator[str]:
+    """Yield the variable of every setting; of tables with a name of the user's, those in the file."""
+    for name, field in table.model_fields.items():
+        variable, below = f"{start}{name.upper()}", tree.get(name) if isinstance(tree, dict) else None
+        inner = (get_args(field.annotation) or (field.annotation,))[-1]
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            yield variable
+        elif get_origin(field.annotation) is not dict:
+            yield from _all_variables(inner, below, f"{variable}__")
+        elif isinstance(below, dict):
+            for chosen, settings in below.items():
+                yield from _all_variables(inner, settings, f"{variable}__{_as_variable(chosen).upper()}__")
+
+
+def _as_variable(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "_", name.lower())
+
+
 def _chosen_name(variable_part: str, known: object) -> str:
     names = known if isinstance(known, dict) else {}
-    as_variables = (name for name in names if re.sub(r"[^a-z0-9]", "_", name.lower()) == variable_part)
+    as_variables = (name for name in names if _as_variable(name) == variable_part)
     return next(as_variables, variable_part.replace("_", "-"))
 
 

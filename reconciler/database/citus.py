@@ -15,9 +15,8 @@ from typing import Final
 
 import asyncpg
 
+from reconciler.database.connection import Connection
 from reconciler.errors import UserError
-
-Connection = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 
 OLDEST: Final = (13, 0)
 """The oldest release of Citus that takes the statements; 14.0 is the one that was tried."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all share that speak to the database: a connection, its clock, where a walk stands, and what its errors mean."""
+"""What all share that speak to the database: connection, clock, keys, where a walk stands, and what its errors mean."""
 
 from __future__ import annotations
 
@@ -39,3 +39,19 @@ async def database_clock(database: Connection | asyncpg.Pool) -> datetime:
     """Return the time by which ages are told."""
     now: datetime = await database.fetchval(DATABASE_CLOCK)
     return now
+
+
+NAMESPACE: Final = "SELECT namespace FROM installation"
+
+
+async def read_namespace(database: Connection | asyncpg.Pool) -> str:
+    """Return what tells this installation's keys apart from another's."""
+    return str(await database.fetchval(NAMESPACE))
+
+
+WIRE_KEY: Final = "SELECT wire_key($1)"
+
+
+async def as_wire_key(connection: Connection, key: str) -> str:
+    """Return the wire key of a send key, or a wire key as it is."""
+    return str(await connection.fetchval(WIRE_KEY, key))

@@ -21,7 +21,7 @@ from typing import Final
 import asyncpg
 
 from reconciler.database import citus
-from reconciler.errors import DatabaseUnavailable, UserError, describe_connection_error
+from reconciler.errors import NO_DATABASE_URL, DatabaseUnavailable, UserError, describe_connection_error
 from webhooks.database import is_behind_pooler
 
 LOCK: Final = 0x657370_7265636F  # "esp" and "reco": any number will do that no one else takes
@@ -145,7 +145,7 @@ async def _connection(dsn: str) -> AsyncIterator[asyncpg.Connection]:
     try:
         # no statement cache: a pooler in transaction mode would not know the prepared statements
         connection = await asyncpg.connect(dsn, timeout=15, statement_cache_size=0)
-    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except (OSError, *NO_DATABASE_URL, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise DatabaseUnavailable(describe_connection_error(dsn, error)) from error
     try:
         yield connection

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from reconciler.configuration.tables import RuleSettings
@@ -52,8 +53,8 @@ class Ledger:
     """Reasons, by key."""
     waiting: Collection[str] = ()
     """Keys of those that no pass has decided yet, or that were released and are being sent again."""
-    released: Mapping[str, float] = field(default_factory=dict)
-    """What its release said of the risk of a duplicate, 0 to 1, by key; of several releases of one the sum.
+    released: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """What each of its releases said of the risk of a duplicate, 0 to 1, by key.
 
     Without those whose call never left, for want of time: they risk nothing.
     """
@@ -76,16 +77,21 @@ class Ledger:
         return Counter(self.held.values())
 
     @property
+    def risks(self) -> list[float]:
+        """What the releases said of the risk of a duplicate, the least first."""
+        return sorted(chain.from_iterable(self.released.values()))
+
+    @property
     def risk(self) -> float:
         """How many duplicates all releases together said to expect."""
-        return sum(self.released.values())
+        return sum(self.risks)
 
 
 UNDECIDED: Final = """
 SELECT wire_key, held_reason FROM send_log WHERE state IN ('pending', 'claimed') ORDER BY first_claimed_at
 """
 RELEASES: Final = """
-SELECT wire_key, sum(risk) AS risk FROM verdict WHERE action = 'released' AND risk IS NOT NULL
+SELECT wire_key, array_agg(risk ORDER BY id) AS risks FROM verdict WHERE action = 'released' AND risk IS NOT NULL
 GROUP BY wire_key ORDER BY min(id)
 """
 PROVED: Final = """
@@ -103,7 +109,7 @@ async def read_ledger(pool: BoundedPool) -> Ledger:
     return Ledger(
         held={row["wire_key"]: row["held_reason"] for row in undecided if row["held_reason"]},
         waiting=[row["wire_key"] for row in undecided if not row["held_reason"]],
-        released={row["wire_key"]: row["risk"] for row in releases},
+        released={row["wire_key"]: row["risks"] for row in releases},
         proved=proved,
     )
 

@@ -57,7 +57,8 @@ NEXT: Final = (
 def parts(figures: Figures, stories: Sequence[Story]) -> Iterator[Part]:
     """Give the summary, part by part."""
     yield Part("What was compared", [*_compared(figures)])
-    yield Part(f"What became of the {figures.unanswered:,} at the reconciler", [*_decided(figures)])
+    if figures.unanswered:
+        yield Part(f"What became of the {figures.unanswered:,} at the reconciler", [*_decided(figures)])
     if figures.ledger.held:
         yield Part(f"Why {len(figures.ledger.held)} are held", [*_held(figures)])
     if figures.ledger.released:
@@ -86,8 +87,22 @@ def _compared(figures: Figures) -> Iterator[str | Table]:
         f"DUPLICATES: copies too many, naive retry's of {figures.naive.repeated:,} messages. LOST: nobody got it or "
         "ever will. OPEN: nobody got it yet, but it may still be sent (held, below). All as the provider counted."
     )
+    yield _comparison(figures)
+
+
+def _comparison(figures: Figures) -> str:
     naive, _, ours = _counts(figures)
-    yield (
+    if not figures.unanswered:
+        return (
+            "No call was left unanswered, so that there was nothing to decide: the first and the last "
+            f"{CALM} messages are always answered, and of so few others none met a fault; use more --sends."
+        )
+    if not figures.unanswered_missing:
+        return (
+            f"The provider had got all of them: naive retry made {naive.duplicates:,} duplicates of it, the reconciler "
+            f"{ours.duplicates:,}."
+        )
+    return (
         f"Of the {figures.unanswered_missing:,} that the provider had not got, naive retry delivered "
         f"{figures.rescued(naive):,}, at the price of {naive.duplicates:,} duplicates; never retry none; the "
         f"reconciler {figures.rescued(ours):,} by the end of the demo, with {ours.duplicates:,} duplicates, and "
@@ -173,11 +188,12 @@ def waits_for(reason: str) -> str:
 
 
 def _risked(figures: Figures) -> Iterator[str]:
-    risks = sorted(figures.ledger.released.values())
+    risks, sends = figures.ledger.risks, len(figures.ledger.released)
+    of_sends = f" (of {sends:,} sends)" if sends != len(risks) else ""
     span = percent(risks[0]) if risks[0] == risks[-1] else f"{percent(risks[0])} to {percent(risks[-1])}"
     yield (
-        f"Each of {len(risks):,} releases stated how likely it was to duplicate: {span}, never above max_risk "
-        f"({percent(figures.rules.max_risk)}). These are meant as upper bounds: together at most "
+        f"Each of {len(risks):,} releases{of_sends} stated how likely it was to duplicate: {span}, never above "
+        f"max_risk ({percent(figures.rules.max_risk)}). These are meant as upper bounds: together at most "
         f"{figures.ledger.risk:.2g} duplicates; the provider counted {figures.released_duplicates:,}. So few releases "
         "don't test the figure; docs/calibration.md does."
     )
@@ -224,6 +240,7 @@ def document(figures: Figures, stories: Sequence[Story], seconds: float) -> dict
         "proved_sent": ledger.proved,
         "released": {
             "sends": len(ledger.released),
+            "releases": len(ledger.risks),
             "stated_risk": ledger.risk,
             "duplicates": figures.released_duplicates,
         },

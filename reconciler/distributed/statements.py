@@ -17,9 +17,8 @@ from typing import Any, Final
 import asyncpg
 
 from reconciler import campaign, metrics
-from reconciler.api import routes as sends_routes
-from reconciler.campaigns import caps
-from reconciler.campaigns import load as campaign_load
+from reconciler.api import routes
+from reconciler.campaigns import caps, load
 from reconciler.configuration.tables import OutboxSettings
 from reconciler.database.citus import is_distributed
 from reconciler.distributed.silence import SILENCE, Form, edited
@@ -33,6 +32,12 @@ CLOCK: Final = "clock_timestamp()"
 ONE_CLOCK: Final = "(SELECT clock_timestamp())"
 _TOUCHED: Final = re.compile(r"\b(send_log|provider_event|verdict|shadow_verdict|look_up|asked_again|cap_taken)\b")
 
+# Evidence that commits while the write waits for a row is seen by the next claim, or late.
+_SAID_BY_ID: Final = "WITH by_id AS MATERIALIZED (SELECT * FROM citus_said_by_id($1::text[])), v AS ("
+_HELD: Final = """NOT EXISTS (SELECT FROM feed_state f WHERE f.feed IN (s.feed, '*')
+                      AND num_nonnulls(f.paused_at, f.breaker_at, f.suspect_at) > 0)"""
+_HELD_HERE: Final = """NOT ARRAY[s.feed, '*'] && ARRAY(SELECT f.feed FROM feed_state f
+                      WHERE num_nonnulls(f.paused_at, f.breaker_at, f.suspect_at) > 0)"""
 
 _PASSES: Final[Mapping[str, Form]] = {
     evidence.SETTLE_WATCHED: "SELECT * FROM citus_settle_watched($1, $2, $3, $4, $5, $6, $7, $8) WHERE $9::int = 0",
@@ -54,6 +59,25 @@ _PASSES: Final[Mapping[str, Form]] = {
         ),
         (") AS e\nWHERE", ") AS e\nLEFT JOIN by_id ON by_id.wire_key = s.wire_key\nWHERE"),
     ),
+    ledger.FAIL: partial(
+        edited,
+        ledger.FAIL,
+        ("WITH v AS (", _SAID_BY_ID),
+        (
+            "witnesses)\n    ORDER BY",
+            """witnesses)
+    WHERE wire_key <> ALL (ARRAY(SELECT wire_key FROM by_id WHERE said = 'accepted'))
+    ORDER BY""",
+        ),
+        (
+            """
+      AND CASE WHEN num_nonnulls(s.provider_message_id, s.known_message_id) > 0 THEN send_heard(
+              v.wire_key, s.feed, s.recipient_key, s.provider_message_id, s.known_message_id) = 'accepted'
+          END IS NOT TRUE""",
+            "",
+        ),
+        (_HELD, _HELD_HERE),
+    ),
     ledger.POSTPONE: partial(
         edited,
         ledger.POSTPONE,
@@ -64,12 +88,19 @@ _PASSES: Final[Mapping[str, Form]] = {
     releasing.RELEASE: partial(
         edited,
         releasing.RELEASE,
+        ("WITH v AS (", _SAID_BY_ID),
         (
-            """NOT EXISTS (SELECT FROM feed_state f WHERE f.feed IN (s.feed, '*')
-                      AND num_nonnulls(f.paused_at, f.breaker_at, f.suspect_at) > 0)""",
-            """NOT ARRAY[s.feed, '*'] && ARRAY(SELECT f.feed FROM feed_state f
-                      WHERE num_nonnulls(f.paused_at, f.breaker_at, f.suspect_at) > 0)""",
+            "may_failover)\n    ORDER BY",
+            "may_failover)\n    WHERE wire_key <> ALL (ARRAY(SELECT wire_key FROM by_id))\n    ORDER BY",
         ),
+        (
+            """
+      AND CASE WHEN num_nonnulls(s.provider_message_id, s.known_message_id) > 0 THEN send_heard(
+              v.wire_key, s.feed, s.recipient_key, s.provider_message_id, s.known_message_id)
+          END IS NULL""",
+            "",
+        ),
+        (_HELD, _HELD_HERE),
     ),
     releasing.USAGE: """
         SELECT f.feed, hour.n AS last_hour, claims.n AS claims, hour.unproved, awaited.proved
@@ -147,7 +178,6 @@ _PRUNES: Final = {
     retention.FEEDS: "SELECT citus_feeds() AS feed",
     retention.DELETE_SENDS: "SELECT * FROM citus_delete_sends($1::text[], $2, $3)",
     retention.DELETE_CANCELLED: "SELECT citus_delete_cancelled($1, $2)",
-    retention.DELETE_CAPPED: "SELECT citus_delete_capped($1, $2)",
     retention.DELETE_DUPLICATES: "SELECT citus_delete_duplicates($1, $2)",
     retention.DELETE_PLACES: "SELECT citus_delete_places($1, $2)",
     retention.UNDATED_PAGES: f"SELECT {retention.PAGES}",
@@ -155,25 +185,25 @@ _PRUNES: Final = {
 }
 
 _LOOKS: Final[Mapping[str, Form]] = {
-    sends_routes.STANDING: partial(
+    routes.STANDING: partial(
         edited,
-        sends_routes.STANDING,
+        routes.STANDING,
         (
             "FROM send_log l, clock_timestamp() AS t WHERE wire_key = wire_key($1)",
             "FROM citus_row($1) AS l, clock_timestamp() AS t",
         ),
     ),
-    sends_routes.PEEK: partial(
+    routes.PEEK: partial(
         edited,
-        sends_routes.PEEK,
+        routes.PEEK,
         ("send_log l ON l.wire_key = k.wire_key", "citus_row($1) AS l ON l.wire_key = k.wire_key"),
     ),
     metrics.UNDECIDED: partial(edited, metrics.UNDECIDED, (CLOCK, "statement_timestamp()")),
     why.ROW: partial(edited, why.ROW, ("LEFT JOIN send_log s", "LEFT JOIN citus_row($1) AS s")),
     # Of rows that were there already the status counts those, too.
-    campaign_load.ADD: partial(
+    load.ADD: partial(
         edited,
-        campaign_load.ADD,
+        load.ADD,
         ("INSERT INTO", "WITH added AS (INSERT INTO"),
         ("DO NOTHING", "DO NOTHING RETURNING wire_key) SELECT count(*) FROM added"),
     ),
@@ -225,7 +255,7 @@ _LOOKS: Final[Mapping[str, Form]] = {
     status.FOREIGN: "SELECT * FROM citus_foreign($1, $2)",
 }
 
-COUNTED: Final = frozenset({outcomes.FOLLOW, campaign_load.ADD})
+COUNTED: Final = frozenset({outcomes.FOLLOW, load.ADD})
 """Statements whose status is asked how many rows they wrote: here their one value says it."""
 
 FORMS: Final[Mapping[str, Form]] = {**SILENCE, **_PASSES, **_PRUNES, **_LOOKS}

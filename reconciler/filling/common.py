@@ -16,7 +16,7 @@ import asyncpg
 
 from reconciler.errors import UserError
 from webhooks.event import Event
-from webhooks.inbox import Inbox, InboxBusy, InboxUnavailable, Stored
+from webhooks.inbox import LONGEST_SECONDS, Inbox, InboxBusy, InboxUnavailable, Stored
 
 LEASE: Final = timedelta(seconds=60)
 """How long the word of a process that was killed holds."""
@@ -54,7 +54,7 @@ async def _renew(pool: asyncpg.Pool, feed: str) -> None:
 @asynccontextmanager
 async def opened_inbox(pool: asyncpg.Pool) -> AsyncIterator[Inbox]:
     """Yield an inbox that stores what was asked for or read again; it takes one of the pool's connections."""
-    inbox = Inbox(seconds=60.0)
+    inbox = Inbox(seconds=LONGEST_SECONDS)
     await inbox.open(pool)
     try:
         yield inbox

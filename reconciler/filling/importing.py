@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final, Literal
 
 import asyncpg
 
-from reconciler.database.connection import BAD_DATA, TRY_AGAIN
+from reconciler.database.connection import BAD_DATA, TRY_AGAIN, read_namespace
 from reconciler.errors import UserError
 from reconciler.filling.common import filling
 from webhooks.event import storable, wire_key
@@ -231,9 +231,6 @@ def _words(error: Exception) -> str:
     return " ".join(f"{text} ({hint})".split()) if hint else " ".join(text.split())
 
 
-NAMESPACE: Final = "SELECT namespace FROM installation"
-
-
 async def import_sends(pool: asyncpg.Pool, found: Iterable[Send | Bad], *, dry_run: bool = False) -> Imported:
     """Bring past sends in, a batch at a time, sorted by wire key, and return what was done.
 
@@ -242,7 +239,7 @@ async def import_sends(pool: asyncpg.Pool, found: Iterable[Send | Bad], *, dry_r
     releases nothing. Raises UserError where the file's form is wrong, and errors of the database as they come.
     """
     done = Imported()
-    namespace = await pool.fetchval(NAMESPACE)
+    namespace = await read_namespace(pool)
     feeds: set[str] = set()
     entries = iter(found)
     async with AsyncExitStack() as stack:

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import groupby
 from typing import Final
 
 from reconciler.configuration.settings import Settings
-from reconciler.insight.status import FeedStatus, Status
+from reconciler.insight.status import FeedStatus, RefusedDeliveries, Status
 from reconciler.passes.feeds import ALL_FEEDS
-from reconciler.rule.outlook import Outlook
+from reconciler.rule.outlook import DEAF, Outlook
 from reconciler.units import format_duration, roughly
+from webhooks.metrics import UNKNOWN_FEED
 
 FOREIGN_EVENTS: Final = 20
 """So many events of a day, and more than half, whose key no row has: another installation's, or the wrong database."""
@@ -73,7 +75,8 @@ def judge_feed(feed: FeedStatus, now: datetime) -> Iterator[Finding]:
     if feed.by_look_up:
         yield Finding(
             "only_look_up",
-            f"of {feed.by_look_up} sends of the last day only the provider's API spoke, the feed did not",
+            f"of {feed.by_look_up} send{'s' if feed.by_look_up > 1 else ''} of the last day only the provider's API "
+            "spoke, the feed did not",
             "it loses events, or they come late: see reconciler report vanished",
             feed.feed,
         )
@@ -173,7 +176,8 @@ def judge_outlook(outlook: Outlook, settings: Settings) -> Iterator[Finding]:
     if outlook.deaf:
         yield Finding(
             "no_echo",
-            f"none of the {of_class} was ever heard of, so that none of its silent sends is released",
+            f"none of {outlook.own} {of_class} was ever heard of (of fewer than {DEAF} it is not said), so that none "
+            "of its silent sends is released",
             f"are they stamped? See reconciler selftest correlation --feed {outlook.feed}",
             outlook.feed,
         )
@@ -223,6 +227,65 @@ def _refused(feed: FeedStatus) -> Finding:
         feed.feed,
         needs_person=not anybody,
     )
+
+
+STRAY: Final = 5
+"""So many deliveries of an hour to feeds that are not in the settings need a person: a renamed feed loses all of its.
+Fewer are a stranger's who tries, or a feed's of so little mail that `no_delivery` tells of it."""
+
+PROVED: Final = ("format", "stale")
+"""Reasons that are only found once a delivery is proved to be the provider's."""
+
+UNPROVED: Final = ("body", "encoding", "too_large")
+"""Reasons that are found before: anybody can post such a body, so that none of them needs a person by itself."""
+
+
+def judge_refused(refused: Sequence[RefusedDeliveries]) -> Iterator[Finding]:
+    """Name deliveries that were refused for good and hide among those that pass."""
+    for feed, group in groupby(refused, key=lambda found: found.feed):
+        found = tuple(group)
+        if feed == UNKNOWN_FEED:
+            yield from _stray(sum(one.last_hour for one in found))
+            continue
+        if lost := [one for one in found if one.reason in PROVED]:
+            yield Finding(
+                "lost",
+                f"{_deliveries(lost)} that were proved to be its provider's were refused {_reasons(lost)}",
+                "over HTTP most providers don't send such a one again. format: is the URL or queue another provider's? "
+                "stale: is this host's clock right, or tolerance too short for its retries? Then "
+                f"reconciler backfill --feed {feed} --since 36h",
+                feed,
+            )
+        if unread := [one for one in found if one.reason in UNPROVED]:
+            yield Finding(
+                "unread",
+                f"{_deliveries(unread)} were refused for their bodies {_reasons(unread)}, before it was known whose "
+                "they were",
+                "does the provider's dashboard show them as failed? Raise receiver.max_body (too_large), see what a "
+                f"proxy does to them, then reconciler backfill --feed {feed} --since 36h; else a stranger's",
+                feed,
+                needs_person=False,
+            )
+
+
+def _stray(lately: int) -> Iterator[Finding]:
+    if lately >= STRAY:
+        yield Finding(
+            "no_such_feed",
+            f"{lately} deliveries of an hour were posted to no feed of the settings, and answered 404",
+            "was a feed renamed, or a process not told of it (SIGHUP)? Compare the webhooks' URLs at the providers "
+            "(the log line delivery_refused with reason unknown_feed names one), then reconciler backfill; else a "
+            "stranger's",
+        )
+
+
+def _deliveries(found: Sequence[RefusedDeliveries]) -> str:
+    n = sum(one.last_day for one in found)
+    return f"{n} deliver{'ies' if n > 1 else 'y'} of a day"
+
+
+def _reasons(found: Sequence[RefusedDeliveries]) -> str:
+    return f"({', '.join(f'{one.reason} {one.last_day}' for one in found)})"
 
 
 def judge_keys(status: Status) -> Iterator[Finding]:

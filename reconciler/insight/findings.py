@@ -9,7 +9,7 @@ from typing import Final
 
 from reconciler.configuration.facts import can_be_asked
 from reconciler.configuration.settings import Settings
-from reconciler.insight.feed_findings import Finding, judge_feed, judge_keys, judge_outlook
+from reconciler.insight.feed_findings import Finding, judge_feed, judge_keys, judge_outlook, judge_refused
 from reconciler.insight.status import ProcessFinding, Status, Undecided, held_in_words
 from reconciler.outbox.delivery import OutboxStatus
 from reconciler.units import roughly
@@ -56,6 +56,7 @@ def judge(status: Status, settings: Settings) -> Iterator[Finding]:
     yield from _judge_passes(status, settings)
     for feed in status.feeds:
         yield from judge_feed(feed, status.now)
+    yield from judge_refused(status.refused)
     yield from judge_keys(status)
     yield from _judge_sent(status)
     for outlook in status.outlooks:

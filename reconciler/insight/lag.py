@@ -17,6 +17,7 @@ from reconciler.configuration.settings import Settings
 from reconciler.database.connection import Connection
 from reconciler.passes.histories import Histories
 from reconciler.rule.history import ENOUGH
+from reconciler.rule.in_words import percent
 from reconciler.rule.outlook import released_at, silent_for
 from reconciler.rule.policy import Rules
 from reconciler.rule.silence import FeedHistory, Sighting
@@ -77,6 +78,8 @@ class Lag:
     advised: timedelta | None
     """The grace that would be enough: 98 in 100 are heard of, a silent send may be released, and it is no shorter than
     makes sense with the provider. None: none would."""
+    why_advised: str | None
+    """Why no shorter one is."""
     why_none: str | None
     """Why none is advised."""
     points: list[Point]
@@ -102,7 +105,7 @@ def lags(history: FeedHistory, settings: Settings) -> Iterator[Lag]:
 def _lag(history: FeedHistory, message_class: str, rules: Rules, least: timedelta) -> Lag:
     curve = history.curve(history.stratum_of(message_class, None), message_class)
     sends = curve.at(0.0).n
-    advised, why_none = _advised(history, message_class, rules, least)
+    advised, why_advised, why_none = _advised(history, message_class, rules, least)
     return Lag(
         feed=history.feed,
         message_class=message_class,
@@ -113,6 +116,7 @@ def _lag(history: FeedHistory, message_class: str, rules: Rules, least: timedelt
         grace=rules.grace,
         max_risk=rules.max_risk,
         advised=advised,
+        why_advised=why_advised,
         why_none=why_none,
         points=[
             _point(age, history, message_class, rules) for age in AGES if age <= rules.give_up_after.total_seconds()
@@ -123,20 +127,25 @@ def _lag(history: FeedHistory, message_class: str, rules: Rules, least: timedelt
 
 def _advised(
     history: FeedHistory, message_class: str, rules: Rules, least: timedelta
-) -> tuple[timedelta | None, str | None]:
-    """Return the grace that is enough, or why there is none."""
+) -> tuple[timedelta | None, str | None, str | None]:
+    """Return the grace that is enough and what it waits for, or why there is none."""
     curve = history.curve(history.stratum_of(message_class, None), message_class)
     if curve.no_echo:
-        return None, "the feed never spoke of this class: is it stamped?"
+        return None, None, "the feed never spoke of this class: is it stamped?"
     if (missing := ENOUGH - curve.at(rules.grace.total_seconds()).n) > 0:
-        return None, f"{missing} answered sends are missing before its silence means anything"
+        return None, None, f"{missing} answered sends are missing before its silence means anything"
     if curve.late_after is None:
-        return None, "more than 2 in 100 are missed at every age: does the feed lose events?"
+        return None, None, "more than 2 in 100 are missed at every age: does the feed lose events?"
     earliest = released_at(history, message_class, rules, 1.0)
     if earliest is None:
-        return None, f"a release on silence would never be as safe as max_risk ({rules.max_risk:g}) asks"
-    enough = max(earliest, curve.late_after, least.total_seconds())
-    return next((timedelta(seconds=age) for age in AGES if age >= enough), None), None
+        return None, None, f"a release on silence would never be as safe as max_risk ({percent(rules.max_risk)}) asks"
+    enough, why = max(
+        (least.total_seconds(), "this provider's first event often takes that long"),
+        (curve.late_after, "98 in 100 are heard of by then"),
+        (earliest, f"a release is as safe by then as max_risk ({percent(rules.max_risk)}) asks"),
+        key=lambda one: one[0],
+    )
+    return next((timedelta(seconds=age) for age in AGES if age >= enough), None), why, None
 
 
 def _point(age: float, history: FeedHistory, message_class: str, rules: Rules) -> Point:

@@ -10,6 +10,7 @@ from html import escape
 from typing import Final
 
 from reconciler.insight.lag import Hour, Lag, Point
+from reconciler.rule.in_words import percent
 from reconciler.units import format_duration
 
 WIDTH, HEIGHT, ROW = 320, 160, 260
@@ -53,7 +54,7 @@ def _row(lag: Lag, top: float) -> Iterator[str]:
     yield _text(LEFT, top - 28, f"{title}, {advice}", "title")
     across = _ages(lag.points)
     yield from _panel(0, top, f"heard of within (98 % by {_age(lag.late_after)})", _heard(lag, across))
-    yield from _panel(1, top, f"risk of a release (at most {lag.max_risk:g})", _risk(lag, across))
+    yield from _panel(1, top, f"risk of a release (at most {percent(lag.max_risk)})", _risk(lag, across))
     yield from _panel(2, top, "heard of by now, by hour of the claim", _coverage(lag.hours))
 
 
@@ -75,7 +76,7 @@ def _heard(lag: Lag, across: Scale) -> Iterator[str]:
 def _risk(lag: Lag, across: Scale) -> Iterator[str]:
     yield from _marks(across, lag)
     for risk in (1.0, 0.1, 0.01, 0.001, 0.0001, LEAST_RISK):
-        yield _text(-8, _log_risk(risk) + 4, f"{risk:g}", "axis", "end")
+        yield _text(-8, _log_risk(risk) + 4, percent(risk), "axis", "end")
     at = _log_risk(lag.max_risk)
     yield f'<line class="mark" x1="0" x2="{WIDTH}" y1="{at:.1f}" y2="{at:.1f}"/>'
     yield _line([(across(p.age), _log_risk(p.risk)) for p in lag.points if p.risk is not None])

@@ -20,6 +20,7 @@ from reconciler.rule.outlook import Outlook, outlooks
 from reconciler.rule.policy import holds_of
 from reconciler.upkeep.retention_look import RetentionStatus, read_retention
 from webhooks.database import is_behind_pooler
+from webhooks.metrics import UNKNOWN_FEED
 
 
 def held_in_words(reason: str) -> str:
@@ -91,7 +92,7 @@ class FeedStatus:
 
 @dataclass(frozen=True, slots=True)
 class RefusedDeliveries:
-    """Deliveries of a day that the receiver refused, of one feed and for one reason."""
+    """Deliveries of a day that the receiver refused, of one feed (or to none that there is) and for one reason."""
 
     feed: str
     reason: str
@@ -173,7 +174,7 @@ async def read_status(
         now=now,
         undecided=undecided,
         feeds=await _feeds(connection, settings, sorted(names), now),
-        refused=await _refused(connection, sorted(names), now),
+        refused=await _refused(connection, sorted(names if feed else names | {UNKNOWN_FEED}), now),
         foreign=await _foreign(connection, now, feed),
         duplicates=await _duplicates(connection, now, feed),
         vanished=await vanished_sends(
@@ -295,9 +296,8 @@ ORDER BY asked.feed
 
 
 async def _feeds(connection: Connection, settings: Settings, names: list[str], now: datetime) -> list[FeedStatus]:
-    rows = await connection.fetch(FEEDS, [*names, ALL_FEEDS], now)
     found = []
-    for row in rows:
+    for row in await connection.fetch(FEEDS, [*names, ALL_FEEDS], now):
         configured = settings.feeds.get(row["feed"])
         holds = holds_of(row["holds"])
         if row["feed"] != ALL_FEEDS or holds:

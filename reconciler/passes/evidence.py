@@ -41,7 +41,10 @@ WITH page AS MATERIALIZED (
     ORDER BY next_check_at, wire_key
     LIMIT 5000
 ), heard AS (
-    SELECT p.*, e.message_id, e.best, e.words, CASE WHEN e.asked THEN 'look-up' ELSE 'feed' END AS source,
+    SELECT p.*, e.message_id, e.best, e.words,
+           CASE WHEN e.accepted THEN testified_by(e.first_accepting, e.last_accepting)
+                WHEN by_id.said = 'accepted' THEN 'feed'
+                ELSE testified_by(e.first_rejecting, e.last_rejecting) END AS source,
            coalesce(e.accepted, false) OR by_id.said IS NOT DISTINCT FROM 'accepted' AS accepted,
            coalesce(e.rejected, false) OR by_id.said IS NOT DISTINCT FROM 'rejected' AS rejected
     FROM page p
@@ -50,7 +53,11 @@ WITH page AS MATERIALIZED (
                min(message_id) FILTER (WHERE testimony = 'accepted' AND message_id NOT LIKE '~%') AS message_id,
                max(ARRAY[delivery_rank(kind), extract(epoch FROM coalesce(occurred_at, received_at))]::float8[])
                    AS best,
-               min(reason) FILTER (WHERE testimony = 'rejected') AS words, bool_and(source = 'look-up') AS asked
+               min(reason) FILTER (WHERE testimony = 'rejected') AS words,
+               min(source) FILTER (WHERE testimony = 'accepted') AS first_accepting,
+               max(source) FILTER (WHERE testimony = 'accepted') AS last_accepting,
+               min(source) FILTER (WHERE testimony = 'rejected') AS first_rejecting,
+               max(source) FILTER (WHERE testimony = 'rejected') AS last_rejecting
         FROM provider_event WHERE wire_key = ANY (ARRAY(SELECT wire_key FROM page ORDER BY wire_key))
         GROUP BY wire_key
     ) AS e ON e.wire_key = p.wire_key
@@ -127,8 +134,7 @@ WITH page AS MATERIALIZED (
         delivery = delivery_name(h.best[1]::int),
         delivery_at = CASE WHEN h.best[1] > 0 THEN to_timestamp(h.best[2]) END, updated_at = clock_timestamp()
     FROM (SELECT wire_key, heard.failed_at, send_outcome(l) AS best,
-                 CASE WHEN (SELECT bool_and(e.source = 'look-up') FROM provider_event e WHERE e.wire_key = l.wire_key)
-                     THEN 'look-up' ELSE 'feed' END AS source
+                 send_testified_by(wire_key, 'accepted') AS source
           FROM heard JOIN send_log l USING (wire_key)
           WHERE said = 'accepted' ORDER BY wire_key) AS h
     WHERE s.wire_key = h.wire_key AND s.state = 'failed' AND s.failed_at = h.failed_at

@@ -63,9 +63,10 @@ async def feed_health(connection: Connection, feeds: set[str]) -> dict[str, Heal
     return {row.pop("feed"): Health(**row) for row in map(dict, rows)}
 
 
-# The pause is committed first, so that it works at once; then whoever pauses waits for every release under way (they
-# share this lock, and look at the holds after they got it).
+# The pause is committed first, so that it works at once; then whoever pauses waits for every release and failure under
+# way (they share this lock, and look at the holds after they got it).
 MEET_RELEASES: Final = "SELECT FROM feed_state WHERE feed = '*' FOR UPDATE"
+MEET_WHOEVER_PAUSES: Final = "SELECT FROM feed_state WHERE feed = '*' FOR KEY SHARE"
 PAUSE: Final = """
 INSERT INTO feed_state (feed, paused_at, reason, who) VALUES ($1, clock_timestamp(), $2, $3)
 ON CONFLICT (feed) DO UPDATE SET paused_at = coalesce(feed_state.paused_at, clock_timestamp()), reason = $2, who = $3,
@@ -74,7 +75,7 @@ ON CONFLICT (feed) DO UPDATE SET paused_at = coalesce(feed_state.paused_at, cloc
 
 
 async def pause(connection: Connection, feed: str, reason: str, who: str) -> None:
-    """Stop releases of a feed (or ALL_FEEDS). Once this has returned nothing is released."""
+    """Stop releases of a feed (or ALL_FEEDS). Once this has returned nothing is released, or failed unheard of."""
     await connection.execute(PAUSE, feed, reason, who)
     await connection.execute(MEET_RELEASES)
 

@@ -227,7 +227,7 @@ FROM (
         SELECT coalesce(risk, (inputs ->> 'risk')::float8) AS risk, (inputs ->> 'reported')::boolean AS reported
         FROM verdict WHERE wire_key = s.wire_key AND action IN ('released', 'held') AND inputs IS NOT NULL
         ORDER BY id DESC LIMIT 1) AS v ON true
-    WHERE NOT (s.state = 'failed' AND s.verdict_source = 'feed')
+    WHERE NOT (s.state = 'failed' AND s.verdict_source IN ('feed', 'look-up'))
       AND s.verdict_source IS DISTINCT FROM 'operator'
 ) AS a
 GROUP BY a.reported

@@ -145,6 +145,7 @@ def heard_of(row: asyncpg.Record) -> Heard:
         rejected=bool(row["rejected"]) or row["said_by_id"] == "rejected",
         other=bool(row["other"]) or row["said_by_id"] == "none",
         reason=row["words"],
+        looked_up=bool(row["rejection_looked_up"]),
     )
 
 

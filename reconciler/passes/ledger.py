@@ -13,6 +13,7 @@ import asyncpg
 import msgspec
 
 from reconciler.database.connection import Connection, Place
+from reconciler.passes.feeds import MEET_WHOEVER_PAUSES
 from reconciler.rule.limits import LIMITED, Live
 from reconciler.rule.policy import Action, Verdict
 from reconciler.rule.silence import Judged
@@ -133,7 +134,8 @@ FROM unnest($1::text[]) AS asked(wire_key)
 JOIN send_log s ON s.wire_key = asked.wire_key
 CROSS JOIN LATERAL (
     SELECT bool_or(testimony = 'accepted') AS accepted, bool_or(testimony = 'rejected') AS rejected,
-           bool_or(testimony = 'none') AS other, min(reason) FILTER (WHERE testimony = 'rejected') AS words
+           bool_or(testimony = 'none') AS other, min(reason) FILTER (WHERE testimony = 'rejected') AS words,
+           bool_and(source = 'look-up') FILTER (WHERE testimony = 'rejected') AS rejection_looked_up
     FROM provider_event WHERE wire_key = s.wire_key
 ) AS e
 WHERE s.state IN ('pending', 'claimed')
@@ -161,6 +163,8 @@ async def unjudged_attempts(connection: Connection, keys: Sequence[str]) -> list
     return await connection.fetch(UNJUDGED_ATTEMPTS, keys)
 
 
+# What the rule decides in spite of a hold: what became of a row that has no attempt out, and the rejection of the only
+# attempt. A send with a message id may have been heard of by it alone.
 FAIL: Final = """
 WITH v AS (
     SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[])
@@ -174,6 +178,12 @@ WITH v AS (
     WHERE s.wire_key = v.wire_key AND s.state = v.state AND s.fence IS NOT DISTINCT FROM v.fence
       AND $8::timestamptz > clock_timestamp() - interval '1 minute'
       AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = s.wire_key AND e.testimony = 'accepted')
+      AND CASE WHEN num_nonnulls(s.provider_message_id, s.known_message_id) > 0 THEN send_heard(
+              v.wire_key, s.feed, s.recipient_key, s.provider_message_id, s.known_message_id) = 'accepted'
+          END IS NOT TRUE
+      AND (NOT EXISTS (SELECT FROM feed_state f WHERE f.feed IN (s.feed, '*')
+                      AND num_nonnulls(f.paused_at, f.breaker_at, f.suspect_at) > 0)
+           OR s.state = 'pending' OR v.reason = 'rejected' AND s.attempt - s.not_sent_attempts <= 1)
     RETURNING s.wire_key, s.attempt, s.fence, s.feed, s.claimed_at, s.submit_by, s.provider_message_id,
               v.reason, v.source, v.words, v.witnesses
 ), noted AS (
@@ -190,7 +200,10 @@ SELECT reason, count(*) AS n FROM moved GROUP BY reason
 async def fail(
     connection: Connection, decided: Sequence[Decided], decided_at: datetime, pass_id: int, who: str
 ) -> Counter[str]:
-    """Fail rows of which no acceptance was heard; returns how many it moved, by reason."""
+    """Fail rows of which no acceptance was heard, and whose feed is not on hold where that counts.
+
+    Returns how many it moved, by reason. Once `pause` has returned nothing fails for want of evidence: see `release`.
+    """
     columns = [
         [d.wire_key for d in decided],
         [d.state for d in decided],
@@ -200,7 +213,10 @@ async def fail(
         [d.verdict.detail for d in decided],
         [d.witnesses_text for d in decided],
     ]
-    return counted(await connection.fetch(FAIL, *columns, decided_at, pass_id, who))
+    async with connection.transaction(isolation="read_committed"):  # a later statement sees what committed
+        await connection.execute(MEET_WHOEVER_PAUSES)
+        rows = await connection.fetch(FAIL, *columns, decided_at, pass_id, who)
+    return counted(rows)
 
 
 # Many rows share what their risk was computed from.

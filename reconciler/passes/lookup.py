@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import asyncpg
 
-from reconciler.database.connection import Connection
+from reconciler.database.connection import Connection, as_wire_key, read_namespace
 from reconciler.errors import UserError
 from reconciler.filling.common import opened_inbox, store
 from webhooks.api import open_api
@@ -143,14 +143,6 @@ async def read_controls(
     return [found.get(place) for place in range(1, len(questions) + 1)]
 
 
-NAMESPACE: Final = "SELECT namespace FROM installation"
-
-
-async def read_namespace(connection: Connection) -> str:
-    """Return what tells this installation's keys apart from another's."""
-    return str(await connection.fetchval(NAMESPACE))
-
-
 class Asked(NamedTuple):
     """A question that was written down before its provider is called."""
 
@@ -194,7 +186,6 @@ class LookedUp:
     stored: Stored
 
 
-WIRE_KEY: Final = "SELECT wire_key($1)"
 NOTE_QUESTION: Final = "INSERT INTO look_up (wire_key, feed, who) VALUES ($1, $2, $3) RETURNING id, wire_key, asked_at"
 
 
@@ -204,7 +195,7 @@ async def look_up_send(pool: asyncpg.Pool, feeds: Mapping[str, Feed], key: str) 
     A person's question is always asked; it counts in the feed's budget like the passes' ones.
     """
     async with pool.acquire() as connection:
-        questions = await read_questions(connection, [await connection.fetchval(WIRE_KEY, key)])
+        questions = await read_questions(connection, [await as_wire_key(connection, key)])
         own = next((question for question in questions if question.own), None)
         if own is None:
             raise UserError(f"no send has the key {key}: reconciler why {key} says whether events do")

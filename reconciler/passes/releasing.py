@@ -11,7 +11,7 @@ from typing import Final
 
 from reconciler.database.connection import Connection
 from reconciler.metrics import EXPECTED_DUPLICATES
-from reconciler.passes.feeds import lock_feeds
+from reconciler.passes.feeds import MEET_WHOEVER_PAUSES, lock_feeds
 from reconciler.passes.ledger import Decided, counted
 from reconciler.rule.limits import Allowance, Limit, Usage, allowance, held_instead
 
@@ -29,21 +29,23 @@ WITH v AS (
     WHERE s.wire_key = v.wire_key AND s.state = 'claimed' AND s.fence = v.fence
       AND $11::timestamptz > clock_timestamp() - interval '1 minute'
       AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = s.wire_key)
+      AND CASE WHEN num_nonnulls(s.provider_message_id, s.known_message_id) > 0 THEN send_heard(
+              v.wire_key, s.feed, s.recipient_key, s.provider_message_id, s.known_message_id)
+          END IS NULL
       AND NOT EXISTS (SELECT FROM feed_state f WHERE f.feed IN (s.feed, '*')
                       AND num_nonnulls(f.paused_at, f.breaker_at, f.suspect_at) > 0)
-    RETURNING s.wire_key, s.attempt, s.fence, s.feed, s.claimed_at, s.submit_by, s.provider_message_id,
+    RETURNING s.wire_key, s.attempt, s.fence, s.feed, s.claimed_at, s.submit_by,
+              coalesce(s.provider_message_id, s.known_message_id) AS message_id,
               v.basis, v.source, v.risk, v.witnesses, v.inputs
 ), noted AS (
     INSERT INTO verdict (wire_key, attempt, fence, pass, action, reason, source, who, witnesses, risk, inputs, feed,
                          claimed_at, submit_by, message_id)
     SELECT wire_key, attempt, fence, $12, 'released', basis, source, $13, witnesses::jsonb, risk, inputs::jsonb, feed,
-           claimed_at, submit_by, provider_message_id
+           claimed_at, submit_by, message_id
     FROM moved
 )
 SELECT basis AS reason, count(*) AS n, coalesce(sum(risk), 0)::float8 AS risk FROM moved GROUP BY basis
 """
-
-MEET_WHOEVER_PAUSES: Final = "SELECT FROM feed_state WHERE feed = '*' FOR KEY SHARE"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 import asyncpg
 import structlog
 
-from reconciler.database.connection import BEGINNING, Connection
+from reconciler.database.connection import BEGINNING, Connection, read_namespace
 from reconciler.passes.feeds import lock_feeds
-from reconciler.passes.lookup import Asked, Question, keep, read_controls, read_namespace, read_questions
+from reconciler.passes.lookup import Asked, Question, keep, read_controls, read_questions
 from reconciler.rule.policy import Witness
 from webhooks.api import open_api
 from webhooks.asking import Api, ApiError

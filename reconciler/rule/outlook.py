@@ -29,6 +29,8 @@ class Outlook:
     message_class: str
     controls: int
     """Answered sends behind the grace, of a sample of 2,000; of the whole feed where the class has too few."""
+    own: int
+    """Those of the class itself."""
     missing: int
     """How many are missing before silence means anything."""
     asked: int
@@ -47,7 +49,7 @@ class Outlook:
     @property
     def deaf(self) -> bool:
         """Whether so many were answered and none was heard of that it is no chance: the key does not come back."""
-        return self.no_echo and self.controls >= DEAF
+        return self.no_echo and self.own >= DEAF
 
 
 def outlooks(history: FeedHistory, rules: dict[str, Rules]) -> Iterator[Outlook]:
@@ -57,11 +59,13 @@ def outlooks(history: FeedHistory, rules: dict[str, Rules]) -> Iterator[Outlook]
         curve = history.curve(of, name)
         grace = rules[name].grace.total_seconds()
         counts = curve.at(grace)
-        lately = [s for s in history.controls.get(name, ()) if grace <= history.at - s.at < grace + HOUR]
+        own = [s for s in history.controls.get(name, ()) if grace <= history.at - s.at]
+        lately = [s for s in own if history.at - s.at < grace + HOUR]
         yield Outlook(
             history.feed,
             name,
             counts.n,
+            len(own),
             max(0, ENOUGH - counts.n),
             len(lately),
             sum(1 for seen in lately if seen.lag is not None),

@@ -97,6 +97,8 @@ class Heard:
     """Something was said that proves neither."""
     reason: str | None = None
     """The provider's words for the rejection."""
+    looked_up: bool = False
+    """Whether nothing but look-ups told of the rejection."""
 
     @property
     def anything(self) -> bool:
@@ -155,7 +157,7 @@ def decide(row: Row, heard: Heard, feed: FeedView, look_up: Witness | None, rule
     if look_up and look_up.answer is Answer.ACCEPTED:
         return Verdict(Action.SENT, "accepted", source="look-up")
     if look_up and look_up.answer is Answer.REJECTED:
-        heard = replace(heard, rejected=True)
+        heard = replace(heard, rejected=True, looked_up=heard.looked_up or not heard.rejected)
     if row.state == "pending" or row.submit_by is None or row.first_claimed_at is None:
         return _decide_pending(row, heard, now)
     if heard.rejected and row.reached <= 1:
@@ -249,7 +251,8 @@ def _earliest(first: datetime, second: datetime | None) -> datetime:
 
 
 def _rejected(heard: Heard) -> Verdict:
-    return Verdict(Action.FAILED, "rejected", source="feed", detail=heard.reason)
+    source: Literal["feed", "look-up"] = "look-up" if heard.looked_up else "feed"
+    return Verdict(Action.FAILED, "rejected", source=source, detail=heard.reason)
 
 
 def _may_retry_same_key(row: Row, heard: Heard, feed: FeedView, rules: Rules, now: datetime) -> bool:

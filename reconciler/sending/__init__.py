@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the guards of senders have in common. Applications import `reconciler.guard` and its siblings instead."""
+"""What lies below `guard` and its siblings, which applications import: claims, answers, traces, idempotency."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sender's two guards, `guard` and `guard_sync`, have in common: the claim, and what a send came to. No I/O."""
+"""What a sender's guards have in common, for one send or many: the claim, and what a send came to. No I/O."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ Claimed = Literal[
 Confirmed = Literal["sent", "sent_late", "duplicate", "unknown_key"]
 Failed = Literal["failed", "released", "waiting", "sent", "not_yours"]
 Outcome = Claimed | Confirmed | Failed
+Told = tuple[Outcome, str | None]
+"""What the database answered to how a submission went: the outcome, and of a confirm the reason."""
 
 STORE_SECONDS: Final = 10.0
 """How long it is tried to store how a submission went."""
@@ -118,6 +120,9 @@ class Sent:
     Seldom: `not_yours` (it failed after its claim had ended), `unknown_key` (taken, but its row is gone)."""
     claim: Claim
     reason: str | None = None
+    """Why it was not given out, failed or is open; of one that was taken, what the answer was (`HTTP 200`), unless the
+    database has more to say: why it is late or a duplicate, or, though it is `sent`, that another's word had made it so
+    before, so that an earlier attempt may have been accepted, too."""
     message_id: str | None = None
     recorded: bool = True
     """False where the database could not be told how it went. If it was taken, repeat `confirm` with `claim` and
@@ -176,10 +181,10 @@ def refused(claim: Claim) -> Sent:
     return Sent(claim.outcome, claim, claim.reason)
 
 
-def concluded(claim: Claim, result: Result, stored: Outcome | None, error: Exception | None) -> Sent:
+def concluded(claim: Claim, result: Result, stored: Told | None, error: Exception | None) -> Sent:
     """Return the outcome of a submission. `stored` is what the database answered; None: it could not be told."""
-    outcome = stored or _UNRECORDED[result.meaning]
-    return Sent(outcome, claim, result.reason, result.message_id, recorded=stored is not None, error=error)
+    outcome, reason = stored or (_UNRECORDED[result.meaning], None)
+    return Sent(outcome, claim, reason or result.reason, result.message_id, recorded=stored is not None, error=error)
 
 
 def results_of(claims: Sequence[Claim], replies: Sequence[Result]) -> list[Result]:

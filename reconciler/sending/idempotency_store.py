@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 from aiohttp import hdrs, web
 
 from reconciler.problem import Problem, retry_after
-from webhooks.writer import FAILURES
+from webhooks.database import FAILURES
 
 HEADER: Final = "Idempotency-Key"
 ACQUIRE_SECONDS: Final = 10.0
@@ -34,8 +34,6 @@ KEPT_HEADERS: Final = (
     hdrs.ETAG,
 )
 """Headers of an answer that its repeats have, too, each as often as it was there."""
-AWAY: Final = FAILURES
-"""How a database shows itself that is away, slow or unwilling."""
 MOST_DELETED: Final = 1000
 
 
@@ -73,7 +71,7 @@ class Store:
                 asyncio.timeout(STATEMENTS_SECONDS),
             ):
                 yield connection
-        except AWAY as error:
+        except FAILURES as error:
             raise unavailable() from error
 
     BEGIN: Final = """

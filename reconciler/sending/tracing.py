@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from reconciler.sending.answered import Result
-from reconciler.sending.claims import NOT_SENT_BY, Claim
+from reconciler.sending.claims import NOT_SENT_BY, Claim, Told
 
 Attributes = Mapping[str, Any]
 """Texts, numbers, and lists of texts, by the names of ATTRIBUTES."""
@@ -229,10 +229,10 @@ def submitted_all(
         submitted(claim, result, began, error)
 
 
-def told_all(claims: Sequence[Claim], results: Sequence[Result], outcomes: Mapping[str, str], began: int) -> None:
+def told_all(claims: Sequence[Claim], results: Sequence[Result], told: Mapping[str, Told], began: int) -> None:
     """Note that the database knows how the submission of several went."""
     for claim, result in zip(claims, results, strict=True) if began else ():
-        outcome = outcomes.get(claim.send_key, "")
+        outcome = told[claim.send_key][0] if claim.send_key in told else ""
         if result.meaning == "accepted":
             confirmed(claim, outcome, began)
         else:

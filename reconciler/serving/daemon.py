@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final, Literal
 
@@ -45,14 +45,13 @@ from reconciler.ui.viewers import is_wanted
 from reconciler.upkeep.retention import PRUNE_SECONDS
 from webhooks.archive import Archive
 from webhooks.counters import Counters
-from webhooks.database import ACQUIRE_SECONDS, BoundedPool
+from webhooks.database import ACQUIRE_SECONDS, FAILURES, BoundedPool
 from webhooks.inbox import InboxBusy, InboxUnavailable
 from webhooks.intake import Intake, Keep
 from webhooks.provider import Feed, Fetch
 from webhooks.receiver import RECEIVER, Limits, Receiver, add_receiver
 from webhooks.registry import PROVIDERS
 from webhooks.sqs import QueueReader
-from webhooks.writer import FAILURES
 
 Only = Literal["receiver", "reconciler"] | None
 
@@ -124,9 +123,12 @@ class Daemon:
             self._receiver = app[RECEIVER]
             self._queues = [self._queue(feed, intake) for feed in feeds.values() if feed.queue_url]
         if self._reconciles:  # it works on sends, which a mere receiver doesn't touch
-            self._tokens = add_api(app, self._settings.api, self._providers, self._api)
+            self._tokens = add_api(app, self._settings.api, self._providers, self._api, self._submit_within)
             self._ui = add_ui(app, self._settings)
         return app
+
+    def _submit_within(self, feed: str, message_class: str) -> timedelta:
+        return self._settings.rule_settings_for(feed, message_class).submit_within
 
     def _queue(self, feed: Feed, intake: Intake) -> QueueReader:
         composition.require_aws(f"feeds.{feed.name}.queue_url")

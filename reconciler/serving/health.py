@@ -13,6 +13,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from reconciler.metrics import DATABASE_UP, FeedFigures
+from webhooks import answers
 
 STALE: Final = 15.0
 """Seconds after which a check that has not been repeated says nothing any more."""
@@ -76,15 +77,15 @@ class Health:
         """Answer `/readyz`: 200 if deliveries can be stored (passes can run), else 503 with the reason."""
         problem = self.problem()
         feeds = {feed: _shown(self._figures.get(feed), refuses=feed in self._alarmed) for feed in self._feeds}
-        detail = {"ready": problem is None, "problem": problem, "feeds": feeds}
-        return web.json_response(detail, status=200 if problem is None else 503)
+        told = {"ready": problem is None, "problem": problem, "feeds": feeds}
+        return web.json_response(told) if problem is None else answers.problem(503, problem, members=told)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Answer `/metrics`, but not where each time another process would answer: its counts would jump."""
         at = request.transport and request.transport.get_extra_info("sockname")
         if at and at[1] == self.shared_port:
             text = f"each worker tells its own figures, at the port that lies as many above {at[1]} as its number says"
-            return web.json_response({"detail": text}, status=421)
+            return answers.problem(421, text)
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     def add_routes(self, app: web.Application) -> None:

@@ -21,6 +21,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 from reconciler import metrics
+from reconciler.errors import OTHER_SCHEMA
 from webhooks.asking import ApiError
 from webhooks.database import CONNECT_SECONDS, is_behind_pooler
 
@@ -100,7 +101,10 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, ApiError):
         return str(error)
     words = error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else str(error)
-    return f"{type(error).__name__}: {' '.join(str(words).split())[:300]}".removesuffix(": ")
+    said = " ".join(str(words).split())[:300]
+    if isinstance(error, asyncpg.UndefinedTableError | asyncpg.UndefinedFunctionError | asyncpg.UndefinedColumnError):
+        return OTHER_SCHEMA.format(said)
+    return f"{type(error).__name__}: {said}".removesuffix(": ")
 
 
 class Clock:

@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from reconciler.insight.figures import STATUS_READ
 from reconciler.metrics import DATABASE_SECONDS, FIGURES_READ, WORK_FAILED
-from webhooks.database import ACQUIRE_SECONDS
+from webhooks.database import ACQUIRE_SECONDS, FAILURES
 from webhooks.metrics import ARCHIVE_DROPPED, COMMIT_SECONDS
-from webhooks.writer import FAILURES
 
 TELL_SECONDS: Final = 5.0
 """How often a process looks at itself."""

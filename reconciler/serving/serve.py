@@ -67,7 +67,7 @@ async def serve(
 
 
 def _tell_feeds(settings: Settings, only: Only, urls: list[str]) -> None:
-    _log.info("serving", urls=urls, only=only or "all")
+    _log.info("serving", urls=urls, only=only or "all", database=settings.database_in_use())
     if not settings.feeds:
         _log.warning("no_feed", hint="nothing is ever heard without one: add [feeds.NAME] to the settings")
     if only == "reconciler":

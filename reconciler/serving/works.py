@@ -23,8 +23,7 @@ from reconciler.upkeep.endpoints import check_daily
 from reconciler.upkeep.retention import pruning
 from webhooks.archive import Archive
 from webhooks.asking import ApiError
-from webhooks.database import ACQUIRE_SECONDS, BoundedPool
-from webhooks.writer import FAILURES
+from webhooks.database import ACQUIRE_SECONDS, FAILURES, BoundedPool
 
 Work = Callable[[], Awaitable[object]]
 Works = dict[str, Work]

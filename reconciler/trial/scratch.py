@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 import asyncpg
 
 from reconciler.database.migrate import migrate
-from reconciler.errors import DatabaseUnavailable, UserError, describe_connection_error
+from reconciler.errors import NO_DATABASE_URL, DatabaseUnavailable, UserError, describe_connection_error
 from webhooks.database import is_behind_pooler
 
 PREFIX: Final = "reconciler_selftest_"
@@ -69,7 +69,7 @@ def _inside(dsn: str, schema: str) -> str:
 async def _connected(dsn: str) -> AsyncIterator[asyncpg.Connection]:
     try:
         connection = await asyncpg.connect(dsn, timeout=_CONNECT_SECONDS, statement_cache_size=0)
-    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except (OSError, *NO_DATABASE_URL, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise DatabaseUnavailable(describe_connection_error(dsn, error)) from error
     try:
         yield connection

@@ -16,17 +16,15 @@ import structlog
 from aiohttp import web
 from multidict import MultiDict
 
-from reconciler.api.routes import DECIDE, RELEASE
 from reconciler.database.connection import Connection
-from reconciler.passes import feeds, restore
-from reconciler.sending.idempotency_store import AWAY
+from reconciler.passes import by_hand, feeds, restore
 from reconciler.ui.claims import Wanted, read_claims, wire_key_of
 from reconciler.ui.data import Data
 from reconciler.ui.forms import FORM, key_of, reason_of
 from reconciler.ui.pages import MOST_AT_ONCE, Pages, wanted_of
 from reconciler.ui.render import SEND, VIEWER, Renderer, Sends, table
+from webhooks.database import FAILURES
 
-VERBS: Final = ("release", "confirm", "fail")
 NOT_DONE: Final[Mapping[str, int]] = {"unknown_key": 404, "refused": 409, "unknown": 503}
 """What became of a send about which nothing was decided, as far as is known, and the status that says so."""
 ROW_STATES: Final = ("pending", "claimed", "sent", "failed")
@@ -111,7 +109,7 @@ class Actions:
             try:
                 async with self._data.connection() as connection:
                     done.append(await decide(connection, wish, send))
-            except AWAY:
+            except FAILURES:
                 why = "the database did not answer: whether it was done is not known, those after it were not touched"
                 done.append(Done(send.wire_key, "unknown", why))
                 break
@@ -149,17 +147,11 @@ def _changed(wish: Wish, seen: Seen, attempt: int, state: str) -> str | None:
 
 async def decide(connection: Connection, wish: Wish, send: Seen) -> Done:
     """Perform a verb on a send, unless another attempt or verdict has come since it was seen."""
-    said = (send.wire_key, wish.reason, wish.who)
     async with connection.transaction(isolation="read_committed"):
         now = await connection.fetchrow(SEEN, send.wire_key)
         if now is not None and (changed := _changed(wish, send, *now)):
             return Done(send.wire_key, "refused", changed)
-        if wish.verb == "release":
-            row = await connection.fetchrow(RELEASE, *said)
-        else:
-            row = await connection.fetchrow(DECIDE, *said, "sent" if wish.verb == "confirm" else "failed")
-    assert row is not None  # noqa: S101 - the functions return one row
-    return Done(send.wire_key, row["outcome"], row["reason"])
+        return Done(send.wire_key, *await by_hand.decide(connection, wish.verb, send.wire_key, wish.reason, wish.who))
 
 
 async def _pause(connection: Connection, feed: str, wish: Wish, _: Collection[str]) -> str:
@@ -183,8 +175,8 @@ HOLDS: Final[dict[str, Callable[[Connection, str, Wish, Collection[str]], Awaita
 def _wish(request: web.Request) -> Wish:
     form: MultiDict[Any] = request[FORM]
     verb = str(form.get("verb", ""))
-    if verb not in VERBS:
-        raise web.HTTPUnprocessableEntity(text=f"say what to do: {', '.join(VERBS)}")
+    if verb not in by_hand.VERBS:
+        raise web.HTTPUnprocessableEntity(text=f"say what to do: {', '.join(by_hand.VERBS)}")
     return Wish(verb, reason_of(form), request[VIEWER].who)
 
 

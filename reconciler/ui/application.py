@@ -19,7 +19,6 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from reconciler.configuration.settings import Settings
-from reconciler.sending.idempotency_store import AWAY
 from reconciler.ui.actions import Actions
 from reconciler.ui.data import Data
 from reconciler.ui.forms import FORM, is_of, read_form
@@ -27,6 +26,7 @@ from reconciler.ui.pages import Pages
 from reconciler.ui.render import HEADERS, VIEWER, Renderer
 from reconciler.ui.sign_in import SIGN_IN, SignIn
 from reconciler.ui.viewers import Viewers, is_from_elsewhere, is_wanted
+from webhooks.database import FAILURES
 from webhooks.quiet import Quiet
 
 _log: Final = structlog.get_logger()
@@ -63,8 +63,12 @@ def add_ui(app: web.Application, settings: Settings) -> Data:
     return data
 
 
+NOBODY_MAY: Final = "nobody may look yet: run reconciler token --scope operate, and add what it prints to the settings"
+"""What is answered until the settings name somebody."""
+
+
 async def _to_the_page(data: Data, _: web.Request) -> NoReturn:
-    raise web.HTTPFound("/ui/") if is_wanted(data.settings) else web.HTTPNotFound
+    raise web.HTTPFound("/ui/") if is_wanted(data.settings) else web.HTTPNotFound(text=NOBODY_MAY)
 
 
 def _wanted(data: Data) -> Middleware:
@@ -73,7 +77,7 @@ def _wanted(data: Data) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not is_wanted(data.settings):
-            raise web.HTTPNotFound
+            raise web.HTTPNotFound(text=NOBODY_MAY)
         return await handler(request)
 
     return middleware
@@ -101,7 +105,7 @@ def _answered(renderer: Renderer) -> Middleware:
                 text = "that can't be stored or looked for: it holds characters that no text has"
                 return renderer.page(request, "message.html", status=422, text=text)
         note(error)
-        away = isinstance(error, AWAY)
+        away = isinstance(error, FAILURES)
         status = HTTPStatus.SERVICE_UNAVAILABLE if away else HTTPStatus.INTERNAL_SERVER_ERROR
         text = "the database is not available now" if away else "the server made a mistake: its log says which"
         return renderer.page(request, "message.html", status=status, text=f"{text}. {_whether_done(request)}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from reconciler.database.connection import Connection, database_clock
+from reconciler.database.connection import Connection, as_wire_key, database_clock
 
 STATES: Final = ("held", "claimed", "released", "capped", "pending", "failed")
 """As `reconciler status` calls them, and failed."""
@@ -79,7 +79,8 @@ class Page:
 
 # Of a thousand along the index of rows that passes look at those that fit, and the last one, after which the next
 # thousand begins: so no plan depends on how many a filter seems to fit. A row whose next look moves on comes again:
-# a later page may repeat it, none misses it. States and reasons are those of `status.UNDECIDED`.
+# a later page may repeat it, none misses it. States and reasons are those of `insight.status.UNDECIDED`, which a test
+# holds it to.
 UNDECIDED: Final = """
 SELECT wire_key, send_key, feed, message_class, attempt, state, reason, since, next_check_at, row_state, fits
 FROM (
@@ -143,7 +144,6 @@ async def read_claims(connection: Connection, wanted: Wanted, after: Place | Non
 
 
 OF_A_SEND: Final = "SELECT wire_key FROM send_log WHERE wire_key = wire_key($1)"
-WIRE_KEY: Final = "SELECT wire_key($1)"
 
 
 async def wire_key_of(connection: Connection, key: str) -> str:
@@ -152,7 +152,7 @@ async def wire_key_of(connection: Connection, key: str) -> str:
     Of the key as it was written, if a send has it; else without the spaces that came with it from where it was copied.
     """
     found: str | None = await connection.fetchval(OF_A_SEND, key)
-    return found or str(await connection.fetchval(WIRE_KEY, key.strip() or key))
+    return found or await as_wire_key(connection, key.strip() or key)
 
 
 PASSES: Final = """

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from reconciler.insight.lag import Lag, Point
 from reconciler.insight.lag_plot import curve
+from reconciler.rule.in_words import percent
 from reconciler.ui.render import Table, table, visible
 from reconciler.units import format_duration, roughly
 
@@ -72,4 +73,5 @@ def _graces(lag: Lag) -> str:
 
 def _row(point: Point) -> tuple[object, ...]:
     heard = None if point.heard is None else f"{100 * point.heard:.1f} %"
-    return format_duration(timedelta(seconds=point.age)), point.sends, heard, point.risk
+    risk = None if point.risk is None else percent(point.risk)
+    return format_duration(timedelta(seconds=point.age)), point.sends, heard, risk

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 from multidict import MultiDict
 
+from reconciler.api.requests import LONGEST_KEY
 from reconciler.ui.viewers import Viewer
 
 FORM: Final = web.RequestKey("ui_form", MultiDict)
@@ -19,7 +20,6 @@ BODY_SECONDS: Final = 10.0
 LARGEST_FORM: Final = 256 * 1024
 MOST_FIELDS: Final = 2000
 LONGEST_REASON: Final = 1000
-LONGEST_KEY: Final = 255
 
 
 async def read_form(request: web.Request) -> MultiDict[str]:

@@ -66,7 +66,7 @@ def pruning(pool: asyncpg.Pool, settings: RetentionSettings, late_window: timede
 
 
 DUE: Final = """
-SELECT coalesce(pruned_at < clock_timestamp() - $1::interval, true) FROM installation
+SELECT coalesce(pruned_at NOT BETWEEN clock_timestamp() - $1::interval AND clock_timestamp(), true) FROM installation
 """
 
 
@@ -147,7 +147,6 @@ class _Run:
         async for keys in self._pages(UNCLAIMED_PAGE, cuts):
             await self._delete(keys, cuts)
         await self._by_batches("send_log", DELETE_CANCELLED, cuts.rows)
-        await self._by_batches("send_log", DELETE_CAPPED, cuts.rows)
 
     async def _pages(self, statement: str, cuts: Cuts, *feed: str) -> AsyncIterator[list[str]]:
         place = Place(datetime(1970, 1, 1, tzinfo=UTC), "")
@@ -261,21 +260,6 @@ WITH page AS MATERIALIZED (
 ), gone AS (
     DELETE FROM send_log l USING page p
     WHERE l.wire_key = p.wire_key AND l.state = 'pending' AND l.attempt = 0 AND l.next_check_at IS NULL
-    RETURNING true
-)
-SELECT count(*) FROM gone
-"""
-# What was capped and then never asked for again, in the order of the index over what is capped.
-DELETE_CAPPED: Final = """
-WITH page AS MATERIALIZED (
-    SELECT l.wire_key FROM send_log l
-    WHERE l.state = 'pending' AND l.capped_until < $1 AND l.campaign IS NULL AND l.attempt = 0
-      AND l.next_check_at IS NULL
-      AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = l.wire_key OFFSET 0)
-    ORDER BY l.capped_until LIMIT $2 FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM send_log l USING page p
-    WHERE l.wire_key = p.wire_key AND l.state = 'pending' AND l.attempt = 0 AND l.capped_until < $1
     RETURNING true
 )
 SELECT count(*) FROM gone

@@ -95,10 +95,6 @@ SELECT (SELECT count(*) FROM send_log l WHERE send_is_over(l, $1, $2)
            AND NOT EXISTS (SELECT FROM asked_again a WHERE a.wire_key = l.wire_key AND a.asked_at >= $1))
        + (SELECT count(*) FROM campaign c JOIN send_log l ON l.campaign = c.name AND l.state = 'pending'
           WHERE c.state = 'cancelled' AND c.updated_at < $1 AND l.attempt = 0 AND l.next_check_at IS NULL
-            AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = l.wire_key))
-       + (SELECT count(*) FROM send_log l
-          WHERE l.state = 'pending' AND l.capped_until < $1 AND l.campaign IS NULL AND l.attempt = 0
-            AND l.next_check_at IS NULL
             AND NOT EXISTS (SELECT FROM provider_event e WHERE e.wire_key = l.wire_key)) AS send_log,
        (SELECT count(*) FROM verdict v JOIN send_log l USING (wire_key) WHERE send_is_over(l, $1, $2)) AS verdict,
        (SELECT count(*) FROM provider_event e

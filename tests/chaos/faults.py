@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import asyncpg
 from serving import ROOT, until
 
-from webhooks.database import ABANDONED_SECONDS
-from webhooks.writer import FAILURES
+from webhooks.database import ABANDONED_SECONDS, FAILURES
 
 from .building import command
 from .commit_points import Points

@@ -21,7 +21,7 @@ from serving import ROOT, Server, free_port, start
 
 from reconciler.database.postgres import EmbeddedPostgres
 from reconciler.errors import DatabaseUnavailable
-from webhooks.writer import FAILURES
+from webhooks.database import FAILURES
 
 from .jobs import Jobs
 

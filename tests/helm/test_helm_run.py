@@ -4,18 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 
 import pytest
 from helm_kit import Chart
-from serving import environment, sample, serving
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from serving import environment, free_port, sample, serving
 
 
 async def run(config, args, **environ) -> int:

@@ -65,14 +65,55 @@ def test_a_class_with_an_underscore_is_reached_by_its_variable_even_if_no_file_n
     assert odd.classes["a__b"].on_unknown == "fail"
 
 
-def test_variables_of_kubernetes_are_none_of_ours(load):
+@pytest.mark.parametrize("service", ["", "RECEIVER_", "DATABASE_POOL_"])
+def test_variables_of_kubernetes_are_none_of_ours(load, service):
     settings = load(
-        RECONCILER_PORT="tcp://10.0.0.1:8080",
-        RECONCILER_SERVICE_HOST="10.0.0.1",
-        RECONCILER_PORT_8080_TCP_ADDR="10.0.0.1",
+        **{
+            f"RECONCILER_{service}PORT": "tcp://10.0.0.1:8080",
+            f"RECONCILER_{service}SERVICE_HOST": "10.0.0.1",
+            f"RECONCILER_{service}SERVICE_PORT": "9000",
+            f"RECONCILER_{service}SERVICE_PORT_HTTP": "9000",
+            f"RECONCILER_{service}PORT_9000_TCP": "tcp://10.0.0.1:9000",
+            f"RECONCILER_{service}PORT_9000_TCP_ADDR": "10.0.0.1",
+            f"RECONCILER_{service}PORT_9000_TCP_PORT": "9000",
+            f"RECONCILER_{service}PORT_9000_TCP_PROTO": "tcp",
+            f"RECONCILER_{service}PORT_53_UDP": "udp://10.0.0.1:53",
+        },
         OTHER__THING="x",
     )
     assert settings.receiver.port == 8080
+
+
+def test_a_variable_with_one_underscore_too_few_is_refused_with_what_was_meant(problems):
+    advice = {
+        "RECONCILER_DATABASE_URL": "RECONCILER_DATABASE__URL",
+        "RECONCILER_DATABSE_URL": "RECONCILER_DATABASE__URL",
+        "RECONCILER_CONFIGG": "RECONCILER_CONFIG",
+        "RECONCILER_RECEIVER_PORT": "RECONCILER_RECEIVER__PORT",
+        "RECONCILER_FEEDS_SENDGRID_MAIN_SECRETS": "RECONCILER_FEEDS__SENDGRID_MAIN__SECRETS",
+        "RECONCILER_CLASSES_MARKETING_ON_UNKNOWN": "RECONCILER_CLASSES__MARKETING__ON_UNKNOWN",
+        "RECONCILER_API_TOKENS_SHOP_HASH": "RECONCILER_API__TOKENS__SHOP__HASH",
+    }
+    token = f'[api.tokens.shop]\nhash = "sha256:{"0" * 64}"\nscopes = ["read"]\n'
+    found = problems(CONTRACT + token, **dict.fromkeys(advice, "s3cret"))
+    assert found == [f"{wrong}: is no setting; did you mean {right}?" for wrong, right in sorted(advice.items())]
+
+
+def test_a_variable_that_resembles_no_setting_is_refused_with_how_one_is_written(problems):
+    (line,) = problems(RECONCILER_WHATEVER_ELSE="s3cret")
+    assert line == (
+        "RECONCILER_WHATEVER_ELSE: is no setting: write RECONCILER_SECTION__SETTING or "
+        "RECONCILER_FEEDS__NAME__SETTING, or give a variable of yours another name"
+    )
+
+
+def test_variables_that_are_no_settings_and_yet_ours_or_named_by_one_are_not_refused(load):
+    for name in ("CONFIG", "PG_BIN", "CITUS_BIN", "SELFTEST_URL", "SELFTEST_SMTP"):
+        load(**{f"RECONCILER_{name}": "x"})
+    named = load('[feeds.a]\nprovider = "ses"\nsecrets = ["env:RECONCILER_A_KEY"]', RECONCILER_A_KEY="s")
+    assert named.feeds["a"].secrets == ("s",)
+    url = "postgresql://a@b/c"
+    assert load(RECONCILER_DATABASE__URL="env:RECONCILER_DB", RECONCILER_DB=url).database.url == url
 
 
 def test_a_misspelt_variable_is_refused_with_what_was_meant(problems):

@@ -23,11 +23,11 @@ from reconciler.configuration.settings import Settings
         ("[log]\nxyz = 1", "reconciler.toml:2: unknown setting log.xyz: there is format, level"),
         (
             "[feeds.x]\nprovider = 'sendgird'",
-            'reconciler.toml:2: feeds.x.provider names no provider that exists, "sendgird"; did you mean "sendgrid"?',
+            'reconciler.toml:2: feeds.x.provider names no provider that exists; did you mean "sendgrid"?',
         ),
         (
             "[feeds.x]\nprovider = '?'",
-            'reconciler.toml:2: feeds.x.provider names no provider that exists, "?": there is azure_acs, brevo, ',
+            "reconciler.toml:2: feeds.x.provider names no provider that exists: there is azure_acs, brevo, ",
         ),
         ("[feeds.x]", "reconciler.toml:1: feeds.x.provider is missing: set it"),
         (
@@ -60,6 +60,8 @@ from reconciler.configuration.settings import Settings
         ("[database]\ndata_dir = ''", "reconciler.toml:2: database.data_dir is empty: write a path, or remove the"),
         ("[log]\nformat = 3", "reconciler.toml:2: log.format must be 'auto', 'json' or 'console'"),
         ("[receiver]\nhost = 3", "reconciler.toml:2: receiver.host must be a valid string"),
+        ("[receiver]\nhost = ''", "reconciler.toml:2: receiver.host is empty: write the address to listen on, "),
+        ("[receiver]\nhost = ' '", "reconciler.toml:2: receiver.host is empty: "),
         ("[database]\nurl = 'mysql://x'", "reconciler.toml:2: database.url is no PostgreSQL URL: "),
         ("[reconcile]\nevery = '0s'", "reconciler.toml:2: reconcile.every must be greater than 0 seconds"),
         ("log = 'json'", "reconciler.toml:1: log must be a table: write [log] and its settings below it"),
@@ -72,6 +74,16 @@ def test_a_mistake_is_one_line_that_says_where_what_and_what_to_do(problems, tex
     (found,) = problems(text)
     assert found.startswith(line) or (line.startswith("did") and found.endswith(line)), found
     assert "\n" not in found
+
+
+def test_a_secret_where_a_name_belongs_is_not_told(problems):
+    for text, environment in (
+        ("[feeds.x]\nprovider = 's3cret\\ns3cret'", {}),
+        ("[feeds.x]", {"RECONCILER_FEEDS__X__PROVIDER": "s3cret"}),
+    ):
+        (line,) = problems(text, **environment)
+        assert "s3cret" not in line
+        assert "\n" not in line
 
 
 def test_a_list_that_is_almost_json_is_refused(problems):

@@ -207,3 +207,9 @@ def test_the_log_is_told_what_to_hide(load):
 )
 def test_a_url_is_shown_without_its_password(url, shown):
     assert masked_url(url) == shown
+
+
+def test_the_database_in_use_is_named_without_its_password(load, tmp_path):
+    url = "postgresql://app:s3cret@db.internal/mail"
+    assert load(RECONCILER_DATABASE__URL=url).database_in_use() == "postgresql://app:***@db.internal/mail"
+    assert load('database.data_dir = "here"').database_in_use() == f"embedded in {tmp_path / 'here'}"

@@ -13,7 +13,7 @@ import asyncpg
 
 from webhooks.counters import Counters
 from webhooks.event import Event, Kind, Testimony
-from webhooks.inbox import Inbox, InboxBusy, InboxUnavailable
+from webhooks.inbox import LONGEST_SECONDS, Inbox, InboxBusy, InboxUnavailable
 
 from .truth import Entry, Tick
 from .world import PLACES, World
@@ -44,7 +44,7 @@ class Feeds:
 
     def __init__(self, world: World, pool: Any) -> None:
         self._world, self._pool = world, pool
-        self._inbox, self._counters = Inbox(seconds=60.0), Counters()
+        self._inbox, self._counters = Inbox(seconds=LONGEST_SECONDS), Counters()
 
     async def open(self) -> None:
         """Begin to receive."""

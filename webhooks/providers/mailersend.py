@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from webhooks.asking import Api, ApiError, Pages, Query, Shown, bearer, credential, items, needed
+from webhooks.asking import Api, ApiError, Pages, Query, Shown, bearer, credentials, items, needed
 from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id
 from webhooks.payload import at, first, id_at, iso_time, list_at, load_object, load_or_none, short, text_at
 from webhooks.provider import (
@@ -325,8 +325,8 @@ def _spans(since: int, until: int) -> Iterator[tuple[int, int]]:
 
 async def _listed(query: Query, feed: Feed, api: Api) -> AsyncIterator[object]:
     """Yield the activities of the span, page by page until the last one. Raises ApiError."""
-    headers = bearer(credential(feed.api_key, "api_key", feed))
-    url = f"{feed.api_url or _API}/v1/activity/{quote(credential(feed.api_scope, 'api_scope', feed), safe='')}"
+    key, scope = credentials(feed, "api_key", "api_scope")
+    headers, url = bearer(key), f"{feed.api_url or _API}/v1/activity/{quote(scope, safe='')}"
     for since, until in _spans(*query.seconds()):
         pages, page, more = Pages(), 0, True
         while more:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from webhooks import asking
-from webhooks.asking import Api, ApiError, Change, Pages, Query, Shown, basic, credential, items, needed
+from webhooks.asking import Api, ApiError, Change, Pages, Query, Shown, basic, credentials, items, needed
 from webhooks.event import Event, Kind, Testimony, bounded_id, derived_id, is_plain_address
 from webhooks.forms import form_fields
 from webhooks.payload import at, first, list_at, load_object, load_or_none, load_text, short, text_at, unix_time
@@ -363,12 +363,14 @@ def _reason(data: dict[str, Any]) -> str | None:
 
 
 async def _call(feed: Feed, api: Api, method: str, path: str, **sent: Any) -> asking.ApiReply:
-    login = basic("api", credential(feed.api_key, "api_key", feed))
+    key, _ = credentials(feed, "api_key", "api_scope")
+    login = basic("api", key)
     return await api.call(method, (feed.api_url or _API) + path, headers=login, **sent)
 
 
 def _domain(feed: Feed) -> str:
-    return quote(credential(feed.api_scope, "api_scope", feed), safe="")
+    _, scope = credentials(feed, "api_key", "api_scope")
+    return quote(scope, safe="")
 
 
 def _filters(recipient: str | None) -> list[dict[str, str]]:

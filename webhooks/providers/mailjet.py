@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from webhooks.asking import Api, Query, Shown, basic, by_offset, credential, items, needed, utc
+from webhooks.asking import Api, Query, Shown, basic, by_offset, credentials, items, needed, utc
 from webhooks.event import HASHED_KEY, Event, Kind, Testimony, bounded_id, derived_id, unread
 from webhooks.payload import at, id_at, iso_time, load_object, load_or_none, load_text, short, split, text_at, unix_time
 from webhooks.provider import (
@@ -299,7 +299,7 @@ def _reason(entry: dict[str, Any]) -> str | None:
 
 def _listed(query: Query, filters: dict[str, str], feed: Feed, api: Api) -> AsyncIterator[Any]:
     """Yield the messages of the span that pass the filters, page by page until an empty one. Raises ApiError."""
-    headers = basic(credential(feed.api_key, "api_key", feed), credential(feed.api_secret, "api_secret", feed))
+    headers = basic(*credentials(feed, "api_key", "api_secret"))
     url, (since, until) = (feed.api_url or _API) + "/v3/REST/message", query.seconds()
     shown = {"ShowCustomID": "true", "ShowContactAlt": "true", "FromTS": utc(since), "ToTS": utc(until)}
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from webhooks import sns
-from webhooks.asking import Api, ApiError, Pages, Query, credential, items, needed, utc
+from webhooks.asking import Api, ApiError, Pages, Query, credentials, items, needed, utc
 from webhooks.event import Event, Kind, Testimony, derived_id, is_plain_address
 from webhooks.payload import at, first, id_at, iso_time, list_at, load_object, load_or_none, short, text_at
 from webhooks.provider import (
@@ -334,8 +334,9 @@ async def _events_of_email(email: object, webhooks: list[str], feed: Feed, api: 
 
 async def _listed(path: str, name: str, params: dict[str, str], feed: Feed, api: Api) -> AsyncIterator[object]:
     """Yield each item of a list, page by page. Raises ApiError where it can't be read to its end."""
-    headers = {"X-Auth-Token": credential(feed.api_key, "api_key", feed)}
-    asked = {"project_id": credential(feed.api_scope, "api_scope", feed), "page_size": str(_PAGE), **params}
+    key, scope = credentials(feed, "api_key", "api_scope")
+    headers = {"X-Auth-Token": key}
+    asked = {"project_id": scope, "page_size": str(_PAGE), **params}
     pages, seen, page = Pages(), 0, 1
     while True:
         pages.turn(str(page))
