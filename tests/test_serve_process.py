@@ -356,5 +356,6 @@ async def test_a_pass_that_fails_is_one_line_and_the_process_goes_on(config: Pat
 
             await until(ended, "a pass that ends")
             assert await server.stop() == 0
-    assert line["reason"] == 'UndefinedTableError: relation "pass" does not exist'
+    said = "the database's schema is not this program's (relation \"pass\" does not exist): run reconciler migrate"
+    assert line["reason"] == said
     assert "exception" not in line

@@ -159,8 +159,8 @@ async def test_what_a_full_inbox_refuses_is_seen_again_at_once(db: asyncpg.Pool,
     assert outcomes["stored"] == 10
     assert outcomes["later:busy"] >= 7
     assert [row["event_id"] for row in await stored(db)] == [str(n) for n in range(10)]
-    visible = [entry for call in queue.gate.of("ChangeMessageVisibilityBatch") for entry in call.body["Entries"]]
-    assert {entry["VisibilityTimeout"] for entry in visible} == {0}
+    first, *_ = queue.gate.of("ChangeMessageVisibilityBatch")  # whoever is refused once more comes later
+    assert {entry["VisibilityTimeout"] for entry in first.body["Entries"]} == {0}
 
 
 # What can't be judged now
