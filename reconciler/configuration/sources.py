@@ -32,6 +32,9 @@ DEFAULT_FILE: Final = Path("reconciler.toml")
 NAMED_SECTIONS: Final = ("feeds", "classes")
 """Sections whose second level is a name that the user chose."""
 
+LIKE: Final = 0.85
+"""How like a setting's a name is that was probably meant for it, by difflib's ratio."""
+
 _JOINT: Final = "\0"
 """Parts the names in a key. Not `__`: a class may be called a__b."""
 _TOML_PLACE: Final = re.compile(r" \(at line (\d+), column \d+\)$")
@@ -175,7 +178,10 @@ def _key(name: str, tree: Mapping[str, Any]) -> Key | None:
 
 
 def _misspelt(environ: Mapping[str, str], named: Collection[str], known: Callable[[], Iterable[str]]) -> Iterator[str]:
-    """Tell of variables that look like ours and are no setting: left alone, another database might be used."""
+    """Tell of variables that were probably meant for settings: left alone, another database might be used.
+
+    What is like none of them is somebody else's, an image's tag say.
+    """
     ours = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
     named = {*OTHER_VARIABLES, *named, *_NAMED_VARIABLE.findall("\n".join(ours.values()))}
     wrong = [name for name, value in ours.items() if "__" not in name and not _is_of_others(name, value, named)]
@@ -183,13 +189,8 @@ def _misspelt(environ: Mapping[str, str], named: Collection[str], known: Callabl
         return
     forms = {name.replace("__", "_").removeprefix(PREFIX): name for name in (*known(), *OTHER_VARIABLES)}
     for name in sorted(wrong):
-        close = get_close_matches(name.removeprefix(PREFIX), forms, n=1)
-        yield f"{name}: is no setting" + (
-            f"; did you mean {forms[close[0]]}?"
-            if close
-            else f": write {PREFIX}SECTION__SETTING or {PREFIX}FEEDS__NAME__SETTING, or give a variable of yours "
-            "another name"
-        )
+        for close in get_close_matches(name.removeprefix(PREFIX), forms, n=1, cutoff=LIKE):
+            yield f"{name}: is no setting; did you mean {forms[close]}?"
 
 
 def _is_of_others(name: str, value: str, named: Collection[str]) -> bool:
