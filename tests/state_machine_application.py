@@ -11,7 +11,8 @@ from typing import Final
 
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from state_machine_base import KEY_OF, Base
+from state_machine_base import KEY_OF
+from state_machine_restore import Restores
 from state_machine_world import Died
 
 from reconciler.outbox.channels import Message, NotTaken, Send
@@ -22,17 +23,13 @@ STANDS: Final = "SELECT send_stands_for(s) FROM send_log s WHERE wire_key = $1"
 OPEN: Final = "SELECT * FROM release_outbox WHERE num_nonnulls(delivered_at, cancelled_at) = 0"
 
 
-class Application(Base):
+class Application(Restores):
     """Whom the outbox tells, and what it does with that."""
 
     def __init__(self) -> None:
         super().__init__()
         self.outbox = Outbox(self.db, self.channel, ALL_NEWS, give_up_after=timedelta(days=1))
         self.answer = "taken"
-        self.told: dict[str, tuple[int, str]] = {}
-        """The newest entry about each send, and what it said."""
-        self.unmarked: set[int] = set()
-        """Entries that were delivered, and the daemon died before it had marked them."""
 
     @rule(answer=st.sampled_from(["taken", "taken", "not taken", "the daemon dies"]))
     def the_application_is_told(self, answer: str) -> None:

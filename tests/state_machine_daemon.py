@@ -54,6 +54,8 @@ class Daemon(Ageing):
 
     async def forgotten(self, dies_at: int | None) -> None:
         done = await until_killed(forget(self.db, RECIPIENT), dies_at)
+        if not await self.world.clock.fetchval(PLACES):
+            self.truth.places.clear()
         named = await self.world.clock.fetchval(NAMED, RECIPIENT)
         assert done is None or named == done.undecided, "a send that is decided for good still names its recipient"
 
@@ -71,6 +73,7 @@ SELECT wire_key, count(*) FROM send_log JOIN provider_event USING (wire_key)
 WHERE state IN ('pending', 'claimed') OR failed_at > clock_timestamp() - interval '6 days'
 GROUP BY wire_key ORDER BY wire_key
 """
+PLACES: Final = "SELECT count(*) FROM cap_taken"
 NAMED: Final = "SELECT count(*) FROM send_log WHERE recipient = $1 OR recipient_key = $1"
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from state_machine_base import FOREIGN, SENDS, Base
 from state_machine_truth import Message
+from state_machine_world import FEEDS
 
 MESSAGES: Final = st.runner().flatmap(lambda machine: st.sampled_from(machine.truth.messages))
 """Those that the provider took until now."""
@@ -34,14 +35,16 @@ class Feed(Base):
         message=MESSAGES,
         kind=KINDS,
         at=TIMES,
-        feed=st.sampled_from([kit.FEED, kit.FEED, "another"]),
+        strange=st.sampled_from([False, False, True]),
         stamped=st.sampled_from([True, True, False]),
         commits=st.sampled_from([True, True, False]),
     )
-    def an_event_arrives_perhaps_again(self, message: Message, stamped: bool, commits: bool, **told: Any) -> None:
-        """`commits`: soon, or not yet."""
-        key = message.key if stamped else None
-        self.do(self.stored(key, commits or self.open_event is not None, message_id=message.id, **told))
+    def an_event_arrives_perhaps_again(
+        self, message: Message, stamped: bool, strange: bool, commits: bool, **told: Any
+    ) -> None:
+        """`strange`: through a feed that nothing was given to. `commits`: soon, or not yet."""
+        key, feed = message.key if stamped else None, "another" if strange else message.attempt.feed
+        self.do(self.stored(key, commits or self.open_event is not None, message_id=message.id, feed=feed, **told))
 
     async def stored(self, key: str | None, commits: bool, *, at: datetime | None, **told: Any) -> None:
         if not commits:
@@ -55,6 +58,13 @@ class Feed(Base):
         said = "accepted" if key == FOREIGN else testimony
         self.do(kit.event(self.db, key, said, kind="failed", message_id="m-x", event_id=testimony, occurred_at=at))
 
+    @precondition(lambda self: not self.passing)
+    @rule(feed=st.sampled_from(FEEDS), speaks=st.booleans())
+    def what_a_feed_delivers_is_refused_or_stored_again(self, feed: str, speaks: bool) -> None:
+        """Its secret was changed. Then its silence means nothing."""
+        self.do(kit.stored_delivery(self.db, feed, "stored" if speaks else "refused:signature"))
+        (self.truth.mute.discard if speaks else self.truth.mute.add)(feed)
+
     @precondition(lambda self: self.open_event is not None)
     @rule(receiver_dies=st.sampled_from([False, False, True]))
     def the_slow_event_commits_or_its_receiver_dies(self, receiver_dies: bool) -> None:
@@ -65,6 +75,6 @@ class Feed(Base):
             await (self.open_event.rollback() if receiver_dies else self.open_event.commit())
             self.open_event = None
 
-    async def clean_up(self) -> None:
+    async def all_die(self) -> None:
         await self.end_slow_event(receiver_dies=True)
-        await super().clean_up()
+        await super().all_die()

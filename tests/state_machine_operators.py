@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from state_machine_base import KEYS, Base
 from state_machine_truth import NOTHING
+from state_machine_world import FEEDS
 
 from reconciler.passes.feeds import ALL_FEEDS, pause, resume
 
-FEEDS: Final = st.sampled_from([kit.FEED, ALL_FEEDS])
+HELD: Final = st.sampled_from([*FEEDS, *2 * [ALL_FEEDS]])
 
 
 class Operators(Base):
     """The operator's verbs."""
 
-    @rule(verb=st.sampled_from(["released", "released", "sent", "failed", pause, resume, resume]), key=KEYS, feed=FEEDS)
+    @rule(verb=st.sampled_from(["released", "released", "sent", "failed", pause, resume, resume]), key=KEYS, feed=HELD)
     def an_operator_acts(self, verb: Any, key: str, feed: str) -> None:
         self.do(self.acted(key, verb) if isinstance(verb, str) else self.on_one_connection(verb, feed))
 

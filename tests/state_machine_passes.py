@@ -14,10 +14,10 @@ import kit
 from api_kit import Sent
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
-from state_machine_ageing import Ageing
 from state_machine_base import RECIPIENT, RULES, SENDS
+from state_machine_senders import Senders
 from state_machine_truth import NOTHING, WINDOW
-from state_machine_world import CLOCK, Died, Fate, fated
+from state_machine_world import CLOCK, FEEDS, Died, Fate, fated
 
 from reconciler.passes.feeds import pause
 from reconciler.passes.reconcile import Policies, run_pass
@@ -36,7 +36,7 @@ LATER: Final = st.sampled_from([NOTHING, NOTHING, MINUTES, HOURS, HOURS, HOURS, 
 PLACES: Final = st.sampled_from([8, 8, 8, 8, 7, 6, 5, 4, 2, 9])
 """The eighth is mostly the first write of what was decided."""
 
-MEANWHILE: Final = st.sampled_from([None, "the feed speaks", "a person pauses it"])
+MEANWHILE: Final = st.sampled_from([None, "the feed speaks", "a person pauses it", "the database goes back"])
 
 BEHIND: Final = {"goes by a clock minutes behind": MINUTES, "goes by a clock a day behind": DAY}
 ASKING: Final = {
@@ -54,12 +54,16 @@ class Frozen:
     fate: Fate
 
 
-class Passes(Ageing):
+class Passes(Senders):
     """The scheduler's side, in several processes at once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.frozen: Frozen | None = None
+
+    @property
+    def passing(self) -> bool:
+        return self.frozen is not None
 
     @rule(sends=st.sampled_from([SENDS, *((key,) for key in SENDS)]), by=TIMES, on_unknown=st.none() | WISHES)
     def time_passes(self, sends: Sequence[str], by: timedelta, on_unknown: OnUnknown | None) -> None:
@@ -68,11 +72,14 @@ class Passes(Ageing):
         if on_unknown:
             self.do(self.passed(on_unknown))
 
-    @rule(later=LATER, on_unknown=WISHES, count=st.sampled_from([None, None, 1]))
-    def a_pass_runs(self, later: timedelta, on_unknown: OnUnknown, count: int | None) -> None:
-        """`count`: how many releases an hour it allows."""
+    @rule(later=LATER, on_unknown=WISHES, count=st.sampled_from([None, None, 1]), elsewhere=st.booleans())
+    def a_pass_runs(self, later: timedelta, on_unknown: OnUnknown, count: int | None, elsewhere: bool) -> None:
+        """`count`: how many releases an hour it allows. `elsewhere`: one takes them for the other feed, and dies."""
         self.do(self.let_time_pass(SENDS, later))
         self.do(self.passed(on_unknown, count))
+        if elsewhere:
+            self.do(self.observe())
+            self.do(self.failed_over())
 
     @rule(later=LATER, on_unknown=WISHES, how=st.sampled_from([*BEHIND, *ASKING]))
     def a_pass(self, later: timedelta, on_unknown: OnUnknown, how: str) -> None:
@@ -94,6 +101,8 @@ class Passes(Ageing):
             self.do(self.all_heard())
         elif meanwhile == "a person pauses it":
             self.do(self.paused())
+        elif meanwhile:
+            self.do(self.made_suspect())
 
     def run(self, on_unknown: OnUnknown, policies: Policies) -> Any:
         return run_pass(self.db, policies, who=f"a pass that would {on_unknown}")
@@ -101,29 +110,34 @@ class Passes(Ageing):
     def policies(self, on_unknown: OnUnknown, count: int | None = None, **rules: Any) -> Policies:
         limit = None if count is None else Limit(count, share=1.0, canary=1.0, awaited=NOTHING)
         window = None if self.truth.keys == "none" else WINDOW
-        return kit.policies(replace(RULES, on_unknown=on_unknown, **rules), window, limit)
+        rules |= {"on_unknown": on_unknown, "failover": self.truth.failover}
+        return kit.policies(replace(RULES, **rules), window, limit)
 
     async def passed(self, on_unknown: OnUnknown, count: int | None = None) -> None:
         before = await self.used()
         await self.run(on_unknown, self.policies(on_unknown, count))
-        released = (await self.used())["ever"] - before["ever"]
-        assert count is None or released <= max(0, count - before["lately"]), "more was released than the budget allows"
+        for was, now in zip(before, await self.used(), strict=True):
+            released = now["ever"] - was["ever"]
+            assert count is None or released <= max(0, count - was["lately"]), (
+                "more was released than the budget allows"
+            )
         await self.check_evidence_has_moved_rows()
 
-    async def used(self) -> asyncpg.Record:
-        return await self.world.clock.fetchrow(USED, kit.FEED)
+    async def used(self) -> list[asyncpg.Record]:
+        return await self.world.clock.fetch(USED, FEEDS)
 
     async def passed_half_way(self, on_unknown: OnUnknown, fate: Fate) -> None:
         task = fated(self.run(on_unknown, self.policies(on_unknown)), fate)
         await fate.met_by(task)
         if not task.done():
+            await self.world.until_still()
             self.frozen = Frozen(task, fate)
         elif not isinstance(task.exception(), Died):
             task.result()
 
     async def all_heard(self) -> None:
         for message in self.truth.messages:
-            await kit.event(self.db, message.key, message_id=message.id)
+            await kit.event(self.db, message.key, message_id=message.id, feed=message.attempt.feed)
 
     async def paused(self) -> None:
         async with self.db.acquire() as connection:
@@ -143,9 +157,9 @@ class Passes(Ageing):
         if not dies:
             frozen.task.result()
 
-    async def clean_up(self) -> None:
+    async def all_die(self) -> None:
         await self.end_frozen_pass(dies=True)
-        await super().clean_up()
+        await super().all_die()
 
     async def passed_by_a_clock_behind(self, on_unknown: OnUnknown, by: timedelta) -> None:
         """To a clock that went back all that was written lies in the future, or less far in the past."""
@@ -168,12 +182,15 @@ class Passes(Ageing):
         return [
             Sent(wire_key(message.key), RECIPIENT, message.id, at=now - (self.truth.clock[message.key] - message.at))
             for message in self.truth.messages
+            if message.attempt.feed == kit.FEED
         ]
 
 
 # The budget of an hour, which a person who resumes grants anew.
 USED: Final = """
-SELECT count(*) FILTER (WHERE decided_at > greatest(clock_timestamp() - interval '1 hour', (
-           SELECT max(resumed_at) FROM feed_state WHERE feed IN ($1, '*')))) AS lately, count(*) AS ever
-FROM verdict WHERE action = 'released' AND reason IN ('absent', 'looked_up', 'gave_up')
+SELECT count(*) FILTER (WHERE v.decided_at > greatest(clock_timestamp() - interval '1 hour', (
+           SELECT max(resumed_at) FROM feed_state WHERE feed IN (f.feed, '*')))) AS lately, count(v.id) AS ever
+FROM unnest($1::text[]) AS f(feed)
+LEFT JOIN verdict v ON v.feed = f.feed AND v.action = 'released' AND v.reason IN ('absent', 'looked_up', 'gave_up')
+GROUP BY f.feed ORDER BY f.feed
 """

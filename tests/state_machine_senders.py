@@ -12,14 +12,19 @@ from typing import Any, Final, NamedTuple
 import kit
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, multiple, precondition, rule
-from state_machine_base import KEY_OF, KEYS, RECIPIENT, SENDS, Base
-from state_machine_truth import NOTHING, Attempt, Message
-from state_machine_world import CLOCK
+from state_machine_base import FEED, KEY_OF, KEYS, RECIPIENT, SENDS
+from state_machine_restore import Restores
+from state_machine_truth import CAP_SPAN, NOTHING, Attempt, Message
+from state_machine_world import CLOCK, FEEDS
+
+from reconciler.campaigns.caps import Cap, keep_caps
 
 HOUR: Final = timedelta(hours=1)
 MEMORY: Final = timedelta(days=30)
+FEW, MANY = 2, 100
+"""Sends that the recipient may be sent in the cap's window: fewer than there are, or so many that none is refused."""
 BY_PASS: Final = frozenset({"same_key_retry", "looked_up", "absent", "gave_up"})
-CLAIM_RELEASED: Final = "SELECT * FROM send_claim_released($1, 10, '{}')"
+RELEASED: Final = "SELECT * FROM send_claim_released($1, 10, '{}')"
 
 
 class Outcome(NamedTuple):
@@ -70,7 +75,7 @@ class Worker:
         return f"the worker of {self.attempt}: {self.goes}{'' if self.looks else ', does not look'}"
 
 
-class Senders(Base):
+class Senders(Restores):
     """The sender's side."""
 
     workers = Bundle("workers")
@@ -84,21 +89,35 @@ class Senders(Base):
         target=workers,
         keys=st.sampled_from(["none", "none", "kept", "broken"]),
         known_ids=st.booleans(),
-        goes=st.tuples(*[HOW_IT_GOES for _ in SENDS]),
+        failover=st.booleans(),
+        backed_up=st.booleans(),
+        cap=st.sampled_from([None, MANY, MANY, FEW]),
+        goes=st.sampled_from([len(SENDS), len(SENDS), 2]).flatmap(lambda n: st.tuples(*n * [HOW_IT_GOES])),
         steps=STEPS,
     )
-    def a_provider_is_chosen_and_all_are_claimed(self, keys: Any, known_ids: bool, goes: Any, steps: int) -> Any:
+    def a_provider_is_chosen_and_some_are_claimed(
+        self, keys: Any, known_ids: bool, failover: bool, backed_up: bool, cap: int | None, goes: Any, steps: int
+    ) -> Any:
         """Whatever may go wrong begins with a claim."""
-        self.truth.keys, self.truth.known_ids = keys, known_ids
-        job = {"fingerprint": "f", "expires": False, "made": True}
-        attempts = [attempt for key in SENDS for attempt in self.do(self.claimed(key, **job))]
-        workers = [Worker(attempt, how, looks=True) for attempt, how in zip(attempts, goes, strict=True)]
+        self.truth.keys, self.truth.known_ids, self.truth.failover, self.truth.cap = keys, known_ids, failover, cap
+        if backed_up:
+            self.do(self.backed_up())
+        if cap:
+            self.do(keep_caps(self.db, [Cap("default", cap, CAP_SPAN, None, "UTC")]))
+        job: dict[str, Any] = {"fingerprint": "f", "expires": False, "made": True}
+        attempts = [
+            attempt for key, _ in zip(SENDS, goes, strict=False) for attempt in self.do(self.claimed(key, **job))
+        ]
+        workers = [Worker(attempt, how, looks=True) for attempt, how in zip(attempts, goes, strict=False)]
         return multiple(*(self.started(worker, steps) for worker in workers))
 
     @rule(
         target=workers,
-        how=st.sampled_from([*4 * ["claimed"], "claimed by two", "claimed in vain", "enqueued", "released"]),
+        how=st.sampled_from(
+            [*4 * ["claimed"], "claimed by two", "claimed in vain", "enqueued", "released", "fails over", "fails over"]
+        ),
         key=KEYS,
+        feed=FEED,
         fingerprint=st.sampled_from(["f", "f", None]),
         expires=st.sampled_from([False, False, True]),
         made=st.booleans(),
@@ -106,15 +125,16 @@ class Senders(Base):
         looks=st.sampled_from([True, True, False]),
         steps=STEPS,
     )
-    def a_job_comes(self, how: str, key: str, goes: str, looks: bool, steps: int, **job: Any) -> Any:
+    def a_job_comes(self, how: str, key: str, feed: str, goes: str, looks: bool, steps: int, **job: Any) -> Any:
         """`made`: it says when it was made. `in vain`: the claim's answer is lost, and the call is repeated."""
         works = {
-            "claimed by two": lambda: self.claimed(key, 2, **job),
-            "claimed in vain": lambda: self.claimed_in_vain(key),
-            "enqueued": lambda: self.enqueued(key, **job),
+            "claimed by two": lambda: self.claimed(key, feed, 2, **job),
+            "claimed in vain": lambda: self.claimed_in_vain(key, feed),
+            "enqueued": lambda: self.enqueued(key, feed, **job),
             "released": self.claimed_released,
+            "fails over": self.failed_over,
         }
-        attempts = self.do(works.get(how, lambda: self.claimed(key, **job))())
+        attempts = self.do(works.get(how, lambda: self.claimed(key, feed, **job))())
         return multiple(*(self.started(Worker(attempt, goes, looks), steps) for attempt in attempts))
 
     def started(self, worker: Worker, steps: int) -> Worker:
@@ -122,9 +142,11 @@ class Senders(Base):
             self.do(self.goes_on(worker))
         return worker
 
-    @rule(goes=HOW_IT_GOES)
-    def what_was_released_is_sent_again(self, goes: str) -> None:
-        for attempt in self.do(self.claimed_released()):
+    @precondition(lambda self: any(row["released_at"] for row in self.seen.rows.values()))
+    @rule(goes=HOW_IT_GOES, elsewhere=st.booleans())
+    def what_was_released_is_sent_again(self, goes: str, elsewhere: bool) -> None:
+        """`elsewhere`: through the other feed."""
+        for attempt in self.do(self.failed_over() if elsewhere else self.claimed_released()):
             self.started(Worker(attempt, goes, looks=True), 2)
 
     @rule(worker=workers)
@@ -154,43 +176,64 @@ class Senders(Base):
         """The recipient, and the message id where the provider lets us choose it."""
         return {"recipient": RECIPIENT, **({"known_message_id": f"known-{key}"} if self.truth.known_ids else {})}
 
-    async def enqueued(self, key: str, **job: Any) -> list[Attempt]:
+    async def enqueued(self, key: str, feed: str, **job: Any) -> list[Attempt]:
         asked = json.dumps(await self.asked(key, **job))
-        outcome = (await kit.call(self.db, "send_enqueue", key, kit.FEED, asked))["outcome"]
+        outcome = (await kit.call(self.db, "send_enqueue", key, feed, asked))["outcome"]
         assert outcome == ("exists" if key in self.seen.rows else "enqueued")
         return []
 
-    async def claimed(self, key: str, workers: int = 1, **job: Any) -> list[Attempt]:
-        said, asked = await self.said(key), await self.asked(key, **job)
-        answers = await asyncio.gather(*(kit.claim(self.db, key, **asked) for _ in range(workers)))
+    async def claimed(self, key: str, feed: str = kit.FEED, workers: int = 1, **job: Any) -> list[Attempt]:
+        said, asked = await self.said(key, feed), await self.asked(key, **job)
+        answers = await asyncio.gather(*(kit.claim(self.db, key, feed, **asked) for _ in range(workers)))
         granted = [answer for answer in answers if answer["outcome"] == "claimed"]
         assert len(granted) <= 1, "two workers were granted one send"
         if granted and job["made"] and key not in self.seen.rows:
             assert self.truth.clock[key] < MEMORY, "a job was granted that may have been forgotten"
-        return [self.granted(key, answer, said) for answer in granted]
+        return [self.granted(key, feed, answer, said) for answer in granted]
 
-    async def claimed_in_vain(self, key: str) -> list[Attempt]:
-        nonce = f"{len(self.truth.attempts[key])} were granted before"
-        said, asked = await self.said(key), {"nonce": nonce, **self.named(key)}
-        lost, again = [await kit.claim(self.db, key, **asked) for _ in range(2)]
+    async def claimed_in_vain(self, key: str, feed: str) -> list[Attempt]:
+        nonce = f"{len(self.truth.fences)} were granted before"
+        said, asked = await self.said(key, feed), {"nonce": nonce, **self.named(key)}
+        lost, again = [await kit.claim(self.db, key, feed, **asked) for _ in range(2)]
         if lost["outcome"] != "claimed":
             return []
         assert (again["outcome"], again["fence"]) == ("claimed", lost["fence"]), "a lost answer can't be had again"
-        return [self.granted(key, lost, said)]
+        return [self.granted(key, feed, lost, said)]
 
     async def claimed_released(self) -> list[Attempt]:
         said = {key: await self.said(key) for key in self.seen.rows}
-        answers = await self.db.fetch(CLAIM_RELEASED, kit.FEED)
-        return [self.granted(key, one, said[key]) for one in answers for key in [KEY_OF[one["wire_key"]]]]
+        answers = [
+            (KEY_OF[one["wire_key"]], feed, one) for feed in FEEDS for one in await self.db.fetch(RELEASED, feed)
+        ]
+        return [self.granted(key, feed, one, said[key]) for key, feed, one in answers]
 
-    def granted(self, key: str, answer: Any, said: list[str]) -> Attempt:
+    async def failed_over(self) -> list[Attempt]:
+        job: dict[str, Any] = {"fingerprint": "f", "expires": False, "made": False}
+        released = {key: row["feed"] for key, row in self.seen.rows.items() if row["released_at"]}
+        ways = [(key, other) for key, feed in released.items() for other in FEEDS if other != feed]
+        return [attempt for key, feed in ways for attempt in await self.claimed(key, feed, **job)]
+
+    def granted(self, key: str, feed: str, answer: Any, said: list[str]) -> Attempt:
         before = self.seen.rows.get(key)
         assert not said, f"{key} was given out over committed evidence"
+        assert not self.seen.suspect, f"{key} was given out by a database that has gone back"
+        if self.truth.cap:
+            self.truth.takes_place(key, {other for other in self.seen.rows if self.reached_nobody(other)})
         if before:
             expired = before["expires_at"] and before["expires_at"] <= before["seen_at"]
             assert not expired, f"{key} was given out after it had expired"
-            assert not (self.seen.held and before["release_basis"] in BY_PASS), f"{key} was given out over a hold"
-        return self.truth.given_out(key, answer["fence"], timedelta(seconds=answer["seconds_left"]))
+            held = self.seen.held(feed) or self.seen.held(before["feed"])
+            assert not (held and before["release_basis"] in BY_PASS), f"{key} was given out over a hold"
+        return self.truth.given_out(key, feed, answer["fence"], timedelta(seconds=answer["seconds_left"]))
+
+    def reached_nobody(self, key: str) -> bool:
+        """Say whether the ledger knew it of a send when it was last looked at, and gave it to nobody since."""
+        row = self.seen.rows[key]
+        if [one.fence for one in self.truth.attempts[key][-1:]] != [row["fence"]]:
+            return False
+        may_have = row["attempt"] - row["not_sent_attempts"]
+        refused = row["verdict_source"] == "sender" or row["verdict_reason"] == "rejected"
+        return bool(row["state"] != "sent" and may_have == (row["state"] == "failed" and refused))
 
     # Submissions and reports
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -36,10 +37,17 @@ CAUSE_OF_RELEASE: Final[Mapping[str, Cause]] = MappingProxyType(
         "gave_up": Cause.GAVE_UP,
         "operator": Cause.OPERATOR,
         "pruned": Cause.FORGOTTEN,
+        "restored": Cause.FORGOTTEN,
         "same_key_retry": Cause.BROKEN_PROMISE,
     }
 )
 """By what ended the attempt whose message was taken. No cause is `not_sent`, whose sender knew."""
+
+JUDGED: Final = frozenset({"absent", "looked_up", "not_sent"})
+"""Of attempts that ended so no witness is asked again."""
+
+CAP_SPAN: Final = timedelta(days=1)
+"""The window of the cap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,7 @@ class Release:
     """What ended an attempt so that another one could be given out."""
 
     reason: str
-    """As in its verdict; `pruned` where the row was deleted."""
+    """As in its verdict; `pruned` where the row was deleted, `restored` where a restore forgot the attempt."""
     risk: float | None = None
     who: str = ""
 
@@ -57,6 +65,7 @@ class Attempt:
     """A claim that was granted, as its sender knows it."""
 
     key: str
+    feed: str
     fence: int
     left: timedelta
     """In which the submission must be over, on the sender's own clock; below zero afterwards."""
@@ -93,6 +102,15 @@ class Message:
         return self.attempt.key
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a backup of the database knows."""
+
+    attempts: Mapping[str, Sequence[tuple[Attempt, Release | None]]]
+    places: Mapping[str, timedelta]
+    clock: Mapping[str, timedelta]
+
+
 @dataclass(slots=True)
 class Truth:
     """Everything that happened to a few sends. Each has a clock of its own, and begins at zero."""
@@ -100,6 +118,18 @@ class Truth:
     grace: timedelta
     give_up_after: timedelta
     max_risk: float
+    askable: str
+    """The feed whose provider can be asked."""
+    failover: bool = False
+    """Whether what was released on absence may go to another feed."""
+    mute: set[str] = field(default_factory=set)
+    """Feeds whose silence means nothing now."""
+    cap: int | None = None
+    """How many sends the recipient may be sent in `CAP_SPAN`."""
+    places: dict[str, timedelta] = field(default_factory=dict)
+    """When each send that has a place under the cap took it, on its clock."""
+    fences: set[int] = field(default_factory=set)
+    """All that were ever given out."""
     keys: Literal["none", "kept", "broken"] = "none"
     """Whether the provider keeps our native key, and whether it keeps its promise."""
     known_ids: bool = False
@@ -120,14 +150,56 @@ class Truth:
         for attempt in self.attempts[key]:
             attempt.left -= by
 
-    def given_out(self, key: str, fence: int, left: timedelta) -> Attempt:
-        """Note a claim that was granted: it must be the only one that runs."""
+    def given_out(self, key: str, feed: str, fence: int, left: timedelta) -> Attempt:
+        """Note a claim that was granted: it must be the only one that runs, and its feed one that it may go to."""
         before = self.attempts[key][-1:]
         assert not before or before[0].ended_by, f"{key} was given out while {before[0]} was running"
         assert not before or before[0].fence < fence, f"the fence {fence} of {key} came after {before[0]}"
-        attempt = Attempt(key, fence, left)
+        assert fence not in self.fences, f"the fence {fence} of {key} was given out before a restore"
+        self._may_go_to(key, feed)
+        self.fences.add(fence)
+        attempt = Attempt(key, feed, fence, left)
         self.attempts[key].append(attempt)
         return attempt
+
+    def _may_go_to(self, key: str, feed: str) -> None:
+        """Where an attempt may have been accepted its send may leave that feed only if a witness denies it."""
+        remembered = self._remembered(key)
+        reached = [one for one in remembered if one.ended_by and one.ended_by.reason != "not_sent"]
+        if reached and feed not in {reached[-1].feed, remembered[-1].feed}:
+            last = remembered[-1].ended_by
+            allowed = self.failover and last is not None and last.reason in {"absent", "looked_up"}
+            assert allowed, f"{key} went to {feed} after {reached[-1]} on {reached[-1].feed}: {last}"
+
+    def _remembered(self, key: str) -> Sequence[Attempt]:
+        """Return the attempts since a send's row was last deleted."""
+        attempts = self.attempts[key]
+        pruned = [n for n, one in enumerate(attempts, 1) if one.ended_by and one.ended_by.reason == "pruned"]
+        return attempts[max(pruned, default=0) :]
+
+    def takes_place(self, key: str, reached_nobody: AbstractSet[str]) -> None:
+        """Note that a claim under the cap was granted: a place must have been free."""
+        held = {
+            other: at
+            for other, at in self.places.items()
+            if other not in {key, *reached_nobody} and self.clock[other] - at < CAP_SPAN
+        }
+        assert len(held) < (self.cap or 0), f"{key} was given out though {sorted(held)} have all places"
+        self.places = held | {key: self.clock[key]}
+
+    def kept(self) -> Kept:
+        """What a backup that is taken now will bring back."""
+        attempts = {key: [(one, one.ended_by) for one in attempts] for key, attempts in self.attempts.items()}
+        return Kept(attempts, dict(self.places), dict(self.clock))
+
+    def restored(self, kept: Kept) -> None:
+        """Note that the database has gone back: what came later is forgotten, and who submits goes on."""
+        for key, attempts in self.attempts.items():
+            remembered = dict(kept.attempts.get(key, ()))
+            for attempt in attempts:
+                attempt.ended_by = remembered.get(attempt, Release("restored"))
+            attempts[:] = remembered
+        self.places = dict(kept.places)
 
     def runs(self, key: str, fence: int) -> None:
         """Note that a row is claimed: by the newest claim that was granted. A same-key release may be taken back."""
@@ -144,10 +216,14 @@ class Truth:
         assert not may_submit, f"{release.reason} released {attempt} before its time"
         if release.reason == "not_sent":
             assert not any(message.attempt is attempt for message in self.messages), f"{attempt} was taken"
+        out = [one for one in self._remembered(key) if one.ended_by is None or one.ended_by.reason not in JUDGED]
+        feeds = {attempt.feed, *(one.feed for one in out)}
         if release.reason == "absent":
+            assert not feeds & self.mute, f"{attempt} was released though of {feeds} {self.mute} can't speak"
             assert release.risk is not None
             assert release.risk <= self.max_risk, f"the release of {attempt} states more risk than is allowed"
         if release.reason == "looked_up":
+            assert feeds == {self.askable}, f"{attempt} was released though only {self.askable} was asked of {feeds}"
             assert release.risk is not None
         if release.reason == "gave_up":
             assert release.who.endswith("release"), f"{attempt} was given up by rules that hold: {release.who}"
@@ -166,8 +242,9 @@ class Truth:
     def take(self, attempt: Attempt) -> Message:
         """Let the provider take a message. A second one of its send must have a cause that the design names."""
         earlier, now = self.of(attempt.key), self.clock[attempt.key]
-        if self.keys == "kept" and earlier and now - earlier[-1].at < WINDOW:
-            return earlier[-1]  # it answers the repetition as it answered the first
+        here = [message for message in earlier if message.attempt.feed == attempt.feed]
+        if self.keys == "kept" and here and now - here[-1].at < WINDOW:
+            return here[-1]  # it answers the repetition as it answered the first
         number = sum(message.attempt is attempt for message in earlier)
         message = Message(
             id=f"known-{attempt.key}" if self.known_ids else f"m-{attempt.fence}{'-again' * number}",
@@ -187,6 +264,8 @@ class Truth:
         """Return why two messages of one send were taken; `first` is that of the older attempt."""
         if first.attempt is second.attempt:
             return Cause.HIDDEN_RETRY
+        if any(one.attempt.ended_by and one.attempt.ended_by.reason == "restored" for one in (first, second)):
+            return Cause.FORGOTTEN
         if first.after_release:
             return Cause.LATE if first.late else None
         for attempt in self.attempts[first.key]:

@@ -13,7 +13,10 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 import asyncpg
 import kit
@@ -24,7 +27,13 @@ from webhooks.api import HttpApi, open_session
 from webhooks.provider import Feed
 
 T = TypeVar("T")
+BUSY: Final = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND state <> 'idle' AND pid <> ALL ($1::int[])
+"""
 CLOCK: Final = "SELECT clock_timestamp()"
+OTHER: Final = "other"
+FEEDS: Final = (kit.FEED, OTHER)
 NEIGHBOURS_LAST: Final = timedelta(minutes=10)
 """Claims are judged by neighbours that are one to three hours old: then they are made anew."""
 
@@ -94,11 +103,23 @@ class World:
     """How its API is reached."""
     api: Fake
     """What the provider's API shows."""
+    folder: Path
+    """Where processes keep what they remember outside of the database."""
     neighbours: list[Sent] = field(default_factory=list)
     """Those that it is asked about."""
     filled_at: datetime | None = None
     seen: Counter[str] = field(default_factory=Counter)
     """What came about in all examples."""
+
+    def new_folder(self) -> Path:
+        """Return a folder that nothing was written to."""
+        return self.folder / uuid4().hex
+
+    async def until_still(self) -> None:
+        """Wait until no process is in a transaction: where one of its tasks stands still another may go on a little."""
+        others = [self.slow.get_server_pid(), self.clock.get_server_pid()]
+        while await self.clock.fetchval(BUSY, others):
+            pass  # each look is a round trip
 
     async def begin(self) -> None:
         """Let an example find no send but the neighbours, by which the feed can speak of absence."""
@@ -107,10 +128,11 @@ class World:
         if self.filled_at is None or now - self.filled_at > NEIGHBOURS_LAST:
             await self.clock.execute("DELETE FROM send_log; DELETE FROM provider_event")
             age, every = timedelta(minutes=150), timedelta(minutes=2)
-            await kit.heard_neighbours(self.clock, age, n=200, every=every)
+            for feed in FEEDS:
+                await kit.heard_neighbours(self.clock, age, feed, n=200, every=every)
             await self.clock.execute(NAME_NEIGHBOURS)
             await self.clock.execute(LET_SOME_TIME_OUT)
-            self.neighbours = [Sent(*row) for row in await self.clock.fetch(NEIGHBOURS)]
+            self.neighbours = [Sent(*row) for row in await self.clock.fetch(NEIGHBOURS, kit.FEED)]
             self.filled_at = now
 
 
@@ -127,11 +149,13 @@ async def opened_world(dsn: str) -> AsyncIterator[World]:
     slow = await asyncpg.connect(dsn)
     silent = {"session_replication_role": "replica"}  # the outbox's trigger would take a moved time for news
     clock = await asyncpg.connect(dsn, server_settings=silent)
+    await clock.execute(LET_BACK_UP)
     async with (
         asyncpg.create_pool(dsn, min_size=2, max_size=6, setup=_meet_fate) as db,
         asked("mailgun", api := Fake([])) as (feed, _),
     ):
-        yield World(asyncio.get_running_loop(), db, slow, clock, replace(feed, name=kit.FEED), api)
+        with TemporaryDirectory() as folder:
+            yield World(asyncio.get_running_loop(), db, slow, clock, replace(feed, name=kit.FEED), api, Path(folder))
     await slow.close()
     await clock.close()
 
@@ -139,14 +163,34 @@ async def opened_world(dsn: str) -> AsyncIterator[World]:
 # Its examples delete rows, which is a hundred times as quick as a new database.
 EMPTY: Final = """
 DELETE FROM verdict; DELETE FROM shadow_verdict; DELETE FROM pass; DELETE FROM release_outbox; DELETE FROM duplicate;
-DELETE FROM look_up; DELETE FROM asked_again;
+DELETE FROM look_up; DELETE FROM asked_again; DELETE FROM frequency_cap; DELETE FROM cap_taken;
 DELETE FROM send_log WHERE send_key NOT LIKE 'neighbour:%';
 DELETE FROM provider_event WHERE message_id NOT LIKE 'n-%';
 DELETE FROM feed_state WHERE feed <> '*';
-UPDATE feed_state SET paused_at = NULL, breaker_at = NULL, resumed_at = NULL, outcomes_until = clock_timestamp(),
-    duplicates_until = clock_timestamp();
+DELETE FROM feed_delivery WHERE outcome <> 'stored';
+UPDATE feed_state SET paused_at = NULL, breaker_at = NULL, suspect_at = NULL, resumed_at = NULL,
+    outcomes_until = clock_timestamp(), duplicates_until = clock_timestamp(), heartbeat_seen = 0, fence_seen = 0;
 UPDATE installation SET pruned_until = NULL, memory = interval '30 days', tell = '{failed,held,released,sent}';
 """
+# A backup is a copy of what the examples write. It stands in a schema that nobody looks at.
+OF_EXAMPLES: Final = {
+    "send_log": "send_key NOT LIKE 'neighbour:%'",
+    "provider_event": "message_id NOT LIKE 'n-%'",
+    **dict.fromkeys(["verdict", "shadow_verdict", "pass", "release_outbox", "duplicate", "look_up"], "true"),
+    **dict.fromkeys(["asked_again", "cap_taken", "feed_state", "installation"], "true"),
+}
+LET_BACK_UP: Final = "CREATE SCHEMA backup;" + "".join(
+    f"CREATE TABLE backup.{table} (LIKE {table});" for table in OF_EXAMPLES
+)
+BACK_UP: Final = "".join(
+    f"DELETE FROM backup.{table}; INSERT INTO backup.{table} SELECT * FROM {table} WHERE {own};"  # noqa: S608 - all ours
+    for table, own in OF_EXAMPLES.items()
+)
+RESTORE: Final = "".join(
+    f"DELETE FROM {table} WHERE {own};"  # noqa: S608 - all ours
+    f"INSERT INTO {table} OVERRIDING SYSTEM VALUE SELECT * FROM backup.{table};"
+    for table, own in OF_EXAMPLES.items()
+)
 # By their recipients the provider is asked about them.
 NAME_NEIGHBOURS: Final = """
 UPDATE send_log SET recipient = provider_message_id || '@example.org',
@@ -159,5 +203,5 @@ WHERE provider_message_id LIKE '%7'
 """
 NEIGHBOURS: Final = """
 SELECT wire_key, recipient, provider_message_id, claimed_at FROM send_log
-WHERE claimed_at > clock_timestamp() - interval '3 hours'
+WHERE claimed_at > clock_timestamp() - interval '3 hours' AND feed = $1
 """
