@@ -103,7 +103,7 @@ async def test_other_feeds_and_what_an_api_listed_are_left_alone(db: asyncpg.Poo
 
 
 async def test_a_wrong_call_is_refused_in_one_line(program: Program) -> None:
-    for words in (("--reparse", "file.json"), ("--reparse", "--verify"), ()):
+    for words in (("--reparse", "file.json"), ("--reparse", "--verify"), ("--reparse", "--region", "eu-west-1"), ()):
         refused = await program("replay", *words)
         assert refused.exit_code == 2
         assert "Traceback" not in refused.stderr

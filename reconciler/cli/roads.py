@@ -88,8 +88,8 @@ def replay(
     if feed is not None:
         app.feed(feed)
     if reparse:
-        if source or verify:
-            raise click.UsageError("--reparse reads what is stored: it takes no SOURCE and no --verify")
+        if source or verify or region or endpoint_url:
+            raise click.UsageError("--reparse reads what is stored: it takes --feed, --dry-run and --json only")
         _reparse(app, [feed] if feed else list(app.settings.feeds), dry_run, as_json)
         return
     if not source:
